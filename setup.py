@@ -47,6 +47,7 @@ setup(
         "console_scripts": [
             "bipace-train = openrlhf_bipace.cli.train_ppo_ray:main",
             "bipace-report = openrlhf_bipace.cli.report:main",
+            "bipace-study = openrlhf_bipace.cli.study:main",
         ]
     },
 )

@@ -1,0 +1,37 @@
+"""``bipace-study NAME``: the studies behind the numbers in docs/, each rerun by one command."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Sequence
+
+# name -> (module with `add_flags(parser)` and `run(args)`, what it answers). To add a study, add a line.
+STUDIES: dict[str, tuple[str, str]] = {}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of ``bipace-study``."""
+    out = argparse.ArgumentParser(prog="bipace-study", description="Reproduce a study of docs/, or run it larger.")
+    commands = out.add_subparsers(dest="study", required=True, metavar="NAME")
+    for name, (module, purpose) in STUDIES.items():
+        command = commands.add_parser(
+            name, help=purpose, description=purpose, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        )
+        command.set_defaults(module=module)
+        importlib.import_module(module).add_flags(command)
+    return out
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of ``bipace-study``. Exits with 2 and one line on a bad flag."""
+    command = parser()
+    args = command.parse_args(argv)
+    try:
+        importlib.import_module(args.module).run(args)
+    except ValueError as error:
+        command.exit(2, f"{command.prog} {args.study}: error: {error}\n")
+
+
+if __name__ == "__main__":
+    main()
