@@ -32,14 +32,12 @@ class StepResult:
     executed: str  # the canonical command that was carried out; "" when `valid` is false
     admissible: list[str] = field(default_factory=list)
     state_id: str | None = None
-    score: float | None = None  # a graded result in [0, 1], where the environment has one beside `success`; else None
 
 
 class TextEnv(ABC):
     """One episode at a time. Not shared between threads; two instances never share mutable state."""
 
     max_turns: ClassVar[int] = 50  # default turn cap; the agent loop enforces it, not the environment
-    splits: ClassVar[tuple[str, ...]] = ("train", "held_out")  # what `tasks` accepts, the one to train on first
     # how commands look, in a sentence or two; put into the prompt by the templates that explain the format
     instructions: ClassVar[str] = ""
 
@@ -64,16 +62,6 @@ class TextEnv(ABC):
     @abstractmethod
     def tasks(cls, split: str, **options: Any) -> list[dict[str, Any]]:
         """Every task of `split`, in a fixed order. ValueError for an unknown split."""
-
-    @classmethod
-    def task_type(cls, task: dict[str, Any], data: str = "") -> str:
-        """What kind of task it is, for results per type; "" where there is only one kind."""
-        return ""
-
-    @classmethod
-    def solution(cls, task: dict[str, Any], data: str = "") -> list[str] | None:
-        """Commands that win `task`, for checks and demonstrations; None where nobody knows."""
-        return None
 
     @classmethod
     @abstractmethod

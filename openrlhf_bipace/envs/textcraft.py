@@ -157,17 +157,6 @@ class TextCraftEnv(TextEnv):
         return tasks
 
     @classmethod
-    def task_type(cls, task: dict[str, Any], data: str = "") -> str:
-        """The goal's depth: how many craftings are nested in each other at least."""
-        return f"depth {load_book(data).depth[goal_of(task, data)]}"
-
-    @classmethod
-    def solution(cls, task: dict[str, Any], data: str = "") -> list[str] | None:
-        from openrlhf_bipace.envs.textcraft_solver import solve  # which imports this module
-
-        return solve(task, data)
-
-    @classmethod
     def check_task(cls, task: dict[str, Any], data: str = "") -> None:
         """ValueError naming the key, what was got and what is allowed. "task_id" and "split" are required."""
         goal_of(task, data)
