@@ -158,7 +158,7 @@ def evaluate(
     Returns the trajectories, the samples of a task next to one another; `group` is the task's position in `tasks`.
     """
     policy = TorchPolicy(model, tokenizer, temperature, seed)
-    loop = AgentLoop(agent_config, tokenizer, max_length, workers=4)  # tiny environments: more threads only contend
+    loop = AgentLoop(agent_config, tokenizer, max_length)
 
     async def play() -> list[Trajectory]:
         return await asyncio.gather(
