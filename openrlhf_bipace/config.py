@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -150,9 +150,9 @@ def _check_choices(config: Any, section: str) -> None:
             _require(got in choices, f"--{section}.{f.name}", got, " | ".join(choices))
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add every flag of both sections to `parser`, one help group per section."""
-    for section, cls in SECTIONS.items():
+def add_flags(parser: argparse.ArgumentParser, sections: Sequence[str] = tuple(SECTIONS)) -> None:
+    """Add every flag of `sections` to `parser`, one help group per section."""
+    for section, cls in ((section, SECTIONS[section]) for section in sections):
         group = parser.add_argument_group(f"openrlhf_bipace: --{section}.*", (cls.__doc__ or "").split("\n")[0])
         for f in fields(cls):
             default = f.default

@@ -30,6 +30,19 @@ class Generation:
 Generate = Callable[[list[int], int, int], Awaitable[Generation]]
 
 
+def pool_of(config: AgentConfig) -> EnvPool:
+    """The pool of environments that `config` describes."""
+    return EnvPool(
+        config.env,
+        {"data": config.data} if config.data else {},
+        workers=config.env_workers,
+        step_timeout=config.step_timeout,
+        reset_timeout=config.reset_timeout,
+        recycle=config.env_recycle,
+        memory_gib=config.env_memory,
+    )
+
+
 class AgentLoop:
     """Runs episodes of one environment.
 
@@ -43,15 +56,7 @@ class AgentLoop:
         self.config = config
         self.context = ChatContext(tokenizer)
         self.max_length = max_length
-        self.pool = EnvPool(
-            config.env,
-            {"data": config.data} if config.data else {},
-            workers=config.env_workers,
-            step_timeout=config.step_timeout,
-            reset_timeout=config.reset_timeout,
-            recycle=config.env_recycle,
-            memory_gib=config.env_memory,
-        )
+        self.pool = pool_of(config)
 
     async def run(
         self, task: dict[str, Any], group: str, sample: int, generate: Generate, visit_seed: int = 0
