@@ -5,15 +5,14 @@ No engine and no Ray in here, so the trainer, the lab and the tests drive the sa
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from openrlhf_bipace import envs
 from openrlhf_bipace.config import AgentConfig
 from openrlhf_bipace.envs import actions, prompts
+from openrlhf_bipace.envs.pool import EnvFailure, EnvPool, Episode
 from openrlhf_bipace.records import EndReason, StepRecord, Trajectory
 from openrlhf_bipace.rollout.context import ChatContext
 
@@ -31,12 +30,17 @@ class Generation:
 Generate = Callable[[list[int], int, int], Awaitable[Generation]]
 
 
-class EnvFailure(Exception):
-    """The environment raised or did not answer; carries the end reason."""
-
-    def __init__(self, reason: EndReason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+def pool_of(config: AgentConfig) -> EnvPool:
+    """The pool of environments that `config` describes."""
+    return EnvPool(
+        config.env,
+        {"data": config.data} if config.data else {},
+        workers=config.env_workers,
+        step_timeout=config.step_timeout,
+        reset_timeout=config.reset_timeout,
+        recycle=config.env_recycle,
+        memory_gib=config.env_memory,
+    )
 
 
 class AgentLoop:
@@ -46,14 +50,13 @@ class AgentLoop:
         config: environment, prompt template and budgets.
         tokenizer: the policy's tokenizer.
         max_length: token budget of a whole conversation, prompt included.
-        workers: threads that environments may block at the same time.
     """
 
-    def __init__(self, config: AgentConfig, tokenizer: Any, max_length: int, workers: int = 64) -> None:
+    def __init__(self, config: AgentConfig, tokenizer: Any, max_length: int) -> None:
         self.config = config
         self.context = ChatContext(tokenizer)
         self.max_length = max_length
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="env")
+        self.pool = pool_of(config)
 
     async def run(
         self, task: dict[str, Any], group: str, sample: int, generate: Generate, visit_seed: int = 0
@@ -63,22 +66,18 @@ class AgentLoop:
         `visit_seed` reaches the environment as ``task["visit_seed"]``: it may change wordings, never the episode.
         """
         trajectory = Trajectory(group=group, sample=sample, task=task)
-        env = None
-        try:
-            env = await self._call(self._make_env)
-            start = await self._call(env.reset, {**task, "visit_seed": visit_seed})
-            await self._turns(env, start, trajectory, generate)
-        except EnvFailure as failure:
-            trajectory.end = failure.reason
-            trajectory.error = f"{self.config.env}, task {task}, turn {len(trajectory.steps)}: {failure}"
-        finally:
-            if env is not None and trajectory.end is not EndReason.ENV_TIMEOUT:
-                env.close()
+        async with self.pool.episode() as env:
+            try:
+                start = await env.reset({**task, "visit_seed": visit_seed})
+                await self._turns(env, start, trajectory, generate)
+            except EnvFailure as failure:
+                trajectory.end = failure.reason
+                trajectory.error = f"{self.config.env}, task {task}, turn {len(trajectory.steps)}: {failure}"
         return trajectory
 
-    async def _turns(self, env: envs.TextEnv, start: envs.Observation, out: Trajectory, generate: Generate) -> None:
+    async def _turns(self, env: Episode, start: envs.Observation, out: Trajectory, generate: Generate) -> None:
         cfg = self.config
-        limit = cfg.max_turns or type(env).max_turns
+        limit = cfg.max_turns or env.max_turns
         user = prompts.first_user(
             start.task,
             start.text,
@@ -116,12 +115,12 @@ class AgentLoop:
         out.end = EndReason.TURN_LIMIT
 
     async def _act(
-        self, env: envs.TextEnv, turn: int, observation: str, state_id: str | None, new: list[int], reply: Generation
+        self, env: Episode, turn: int, observation: str, state_id: str | None, new: list[int], reply: Generation
     ) -> tuple[StepRecord, envs.StepResult]:
         text = self.context.decode(reply.token_ids)
         parsed = actions.parse(text, self.config.parser)
         # A response that does not parse costs a turn: the environment hears an empty command.
-        result = await self._call(env.step, parsed.command if parsed.valid else "")
+        result = await env.step(parsed.command if parsed.valid else "")
         step = StepRecord(
             turn=turn,
             observation=observation,
@@ -131,7 +130,7 @@ class AgentLoop:
             text=text,
             action=parsed.command if parsed.valid else "",
             valid=parsed.valid,
-            reward=float(result.reward),
+            reward=result.reward,
             finish_reason=reply.finish_reason,
             accepted=result.valid,
             executed=result.executed,
@@ -140,18 +139,3 @@ class AgentLoop:
             logprobs=reply.logprobs,
         )
         return step, result
-
-    def _make_env(self) -> envs.TextEnv:
-        options = {"data": self.config.data} if self.config.data else {}
-        return envs.make(self.config.env, **options)
-
-    async def _call(self, function: Callable, *args: Any) -> Any:
-        """Run a blocking call of the environment in a thread, within the time limit."""
-        job = asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
-        try:
-            return await asyncio.wait_for(job, self.config.step_timeout)
-        except TimeoutError:
-            name = getattr(function, "__name__", str(function))
-            raise EnvFailure(EndReason.ENV_TIMEOUT, f"{name} took over {self.config.step_timeout} s") from None
-        except Exception as error:
-            raise EnvFailure(EndReason.ENV_ERROR, f"{type(error).__name__}: {error}") from error
