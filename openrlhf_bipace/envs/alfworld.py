@@ -64,9 +64,10 @@ class AlfworldEnv(TextEnv):
     """Reward 10 with `success` and `done` when the goal is reached.
 
     A task is ``{"env": "alfworld", "game": "valid_seen/TYPE-.../TRIAL/game.tw-pddl", "split": "valid_seen"}``. Only
-    "game" is needed: a path, absolute or from the data folder; "visit_seed" is ignored. A command must be one of `admissible`, whatever its case and spacing; any other answers "Nothing
-    happens." and is not `valid`. `help` is understood but not listed, as in verl-agent. `state_id` is a hash of the
-    problem and of every fact that matters to what can happen next, so equal ids are one state.
+    "game" is needed: a path, absolute or from the data folder; "visit_seed" is ignored. A command must be one of
+    `admissible`, whatever its case and spacing; any other answers "Nothing happens." and is not `valid`. `help` is
+    understood but not listed, as in verl-agent. `state_id` is a hash of the problem and of every fact that matters to
+    what can happen next, so equal ids are one state.
 
     Run it in worker processes: translating a game holds a lock and catches what is printed meanwhile.
 
@@ -103,15 +104,6 @@ class AlfworldEnv(TextEnv):
         return [{"env": "alfworld", "game": str(g), "split": split} for g in games if type_of(g) in types]
 
     @classmethod
-    def task_type(cls, task: dict[str, Any], data: str = "") -> str:
-        return type_of(task["game"])
-
-    @classmethod
-    def solution(cls, task: dict[str, Any], data: str = "") -> list[str] | None:
-        """The walkthrough in the game's file, if it has one."""
-        return engine.read_game(game_path(task, data)).get("walkthrough") or None
-
-    @classmethod
     def check_task(cls, task: dict[str, Any], data: str = "") -> None:
         """ValueError naming the key, what was got and what is allowed; looks for the file only if `data` is given."""
         if not isinstance(task, Mapping):
@@ -129,6 +121,15 @@ class AlfworldEnv(TextEnv):
         type_of(game)
         if data:
             game_path(task, data)
+
+    def solution(self, task: dict[str, Any]) -> list[str] | None:
+        """The walkthrough in the game's file, if it has one."""
+        self.check_task(task)
+        return engine.read_game(game_path(task, self._data)).get("walkthrough") or None
+
+    def task_type(self, task: dict[str, Any]) -> str:
+        self.check_task(task)
+        return type_of(task["game"])
 
     def reset(self, task: dict[str, Any]) -> Observation:
         self.check_task(task)

@@ -21,6 +21,7 @@ from openrlhf_bipace.envs.alfworld_text import Entity, Facts, Grammar
 
 NOTHING = "Nothing happens."
 GAMES_KEPT = 64  # translated games a process keeps, about 1 MB each
+_INSTALL = "pip install openrlhf_bipace[alfworld]"
 NEEDED = {"alfworld": "0.4.2", "textworld": "1.7.0"}
 
 # A task's words, where they are plain enough for the grammar to be parsed once and serve every game.

@@ -57,6 +57,7 @@ class WebShopEnv(TextEnv):
         data: folder with WebShop's files. Required.
     """
 
+    thread_safe: ClassVar[bool] = True
     max_turns: ClassVar[int] = 15
     splits: ClassVar[tuple[str, ...]] = SPLITS
     instructions: ClassVar[str] = (
@@ -87,22 +88,6 @@ class WebShopEnv(TextEnv):
         return [{"env": "webshop", "task_id": n, "split": split} for n in chosen]
 
     @classmethod
-    def task_type(cls, task: dict[str, Any], data: str = "") -> str:
-        """The category of the goal's product."""
-        shop = load_catalogue(data)
-        return shop.products[shop.goals[task["task_id"]].asin].category
-
-    @classmethod
-    def solution(cls, task: dict[str, Any], data: str = "") -> list[str] | None:
-        """Find the goal's own product by its title, choose its options, buy."""
-        shop = load_catalogue(data)
-        goal = shop.goals[task["task_id"]]
-        found = shop.search(shop.products[goal.asin].title)
-        page = [product.asin for product in found].index(goal.asin) // PER_PAGE
-        clicks = ["next >"] * page + [goal.asin.lower(), *goal.options.values(), "buy now"]
-        return [f"search[{shop.products[goal.asin].title.lower()}]", *(f"click[{text}]" for text in clicks)]
-
-    @classmethod
     def check_task(cls, task: dict[str, Any], data: str = "") -> None:
         """ValueError naming the key, what was got and what is allowed; counts the goals only if `data` is given."""
         if not isinstance(task, Mapping):
@@ -124,12 +109,27 @@ class WebShopEnv(TextEnv):
         count = len(shop.goals) if shop else 10_000_000
         return range(min(TEST_GOALS, count)) if split == "test" else range(min(TEST_GOALS, count), count)
 
-    def reset(self, task: dict[str, Any]) -> Observation:
+    def solution(self, task: dict[str, Any]) -> list[str]:
+        """Find the goal's own product by its title, choose its options, buy."""
+        goal = self._goal_of(task)
+        title = self._shop.products[goal.asin].title
+        page = [product.asin for product in self._shop.search(title)].index(goal.asin) // PER_PAGE
+        clicks = ["next >"] * page + [goal.asin.lower(), *goal.options.values(), "buy now"]
+        return [f"search[{title.lower()}]", *(f"click[{text}]" for text in clicks)]
+
+    def task_type(self, task: dict[str, Any]) -> str:
+        """The category of the goal's product."""
+        return self._shop.products[self._goal_of(task).asin].category
+
+    def _goal_of(self, task: dict[str, Any]) -> Goal:
         self.check_task(task)
-        self._number = task["task_id"]
-        if self._number >= len(self._shop.goals):
-            _refuse("task_id", self._number, f"a goal of this shop, 0 to {len(self._shop.goals) - 1}")
-        self._goal, self._page, self._results = self._shop.goals[self._number], _Page(), []
+        if task["task_id"] >= len(self._shop.goals):
+            _refuse("task_id", task["task_id"], f"a goal of this shop, 0 to {len(self._shop.goals) - 1}")
+        return self._shop.goals[task["task_id"]]
+
+    def reset(self, task: dict[str, Any]) -> Observation:
+        self._goal, self._number = self._goal_of(task), task["task_id"]
+        self._page, self._results = _Page(), []
         return Observation(self._text(), self._goal.instruction, self._admissible(), self._state_id())
 
     def step(self, text: str) -> StepResult:

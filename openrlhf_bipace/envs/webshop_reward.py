@@ -3,8 +3,8 @@
 score = type x (attributes met + options met + price met) / (#attributes + #options + 1), as in the original
 (Yao et al., arXiv 2207.01206, section 3), in whose own words the parts are:
 
-- an attribute is met by one of the product's attributes that is nearly the same words (token set ratio above 85), or by
-  standing in its title, features or description;
+- an attribute is met by one of the product's attributes that is nearly the same words (token set ratio above 85), or
+  by standing in its title, features or description;
 - a chosen option is met by a wanted one: the same value for "size", nearly the same words for the rest, or by standing
   in the product's text;
 - the price is met by being no higher than the limit;
@@ -26,10 +26,6 @@ from openrlhf_bipace.envs.webshop_catalogue import Goal, Product
 _NEAR = 85  # token set ratio, of 100, above which two phrases are the same
 _EXACT_OPTIONS = ("size",)
 _WORD = re.compile(r"[a-z][a-z'-]+")
-_STOP_WORDS = frozenset(
-    "a an and are as at be by for from in into is it its of off on or our out over per so such that the their this to "
-    "up use used using via we with without you your all any can more most no not only other than very will".split()
-)
 
 
 def score(goal: Goal, wanted: Product, bought: Product, options: Mapping[str, str]) -> float:
@@ -74,7 +70,9 @@ def type_score(wanted: Product, bought: Product) -> float:
 
 def title_words(title: str) -> set[str]:
     """The words of a title that say what it is."""
-    return set(_WORD.findall(title.lower())) - _STOP_WORDS
+    from bm25s.stopwords import STOPWORDS_EN
+
+    return set(_WORD.findall(title.lower())).difference(STOPWORDS_EN)
 
 
 def _near(first: str, second: str) -> bool:
