@@ -32,7 +32,7 @@ def tiny(tmp_path_factory) -> SimpleNamespace:
 def rooms_tasks(tmp_path_factory) -> SimpleNamespace:
     """Task files of `rooms`: `train` (8 tasks) and `held_out` (4 tasks)."""
     from openrlhf_bipace import envs
-    from openrlhf_bipace.lab.warmstart import write_tasks
+    from openrlhf_bipace.data import write_tasks
 
     folder = tmp_path_factory.mktemp("tasks")
     files = SimpleNamespace(train=folder / "train.jsonl", held_out=folder / "held_out.jsonl")

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NoReturn
 
 from openrlhf_bipace.envs import alfworld_engine as engine
 from openrlhf_bipace.envs.base import Observation, StepResult, TextEnv
+from openrlhf_bipace.envs.prompts import commands_text
 
 SPLITS = ("train", "valid_train", "valid_seen", "valid_unseen")
 TYPES = (
@@ -77,12 +78,7 @@ class AlfworldEnv(TextEnv):
 
     max_turns: ClassVar[int] = 50
     splits: ClassVar[tuple[str, ...]] = SPLITS
-    instructions: ClassVar[str] = (
-        "Commands: `look`, `inventory`, `go to RECEPTACLE`, `open RECEPTACLE`, `close RECEPTACLE`, `examine THING`, "
-        "`take OBJECT from RECEPTACLE`, `move OBJECT to RECEPTACLE`, `use OBJECT`, `heat OBJECT with RECEPTACLE`, "
-        "`cool OBJECT with RECEPTACLE`, `clean OBJECT with RECEPTACLE`, `slice OBJECT with OBJECT`. Objects and "
-        "receptacles are called by name and number, such as `apple 1`. You carry at most one object."
-    )
+    instructions: ClassVar[str] = commands_text("alfworld")
 
     def __init__(self, data: str = "") -> None:
         engine.check_installed()

@@ -23,6 +23,7 @@ from typing import Any, ClassVar, NoReturn
 
 from openrlhf_bipace.envs.actions import normalise
 from openrlhf_bipace.envs.base import Observation, StepResult, TextEnv
+from openrlhf_bipace.envs.prompts import commands_text
 from openrlhf_bipace.envs.textcraft_recipes import Recipe, RecipeBook, load_book
 
 SPLITS = ("train", "held_out")
@@ -123,11 +124,7 @@ class TextCraftEnv(TextEnv):
 
     thread_safe: ClassVar[bool] = True
     max_turns: ClassVar[int] = 40
-    instructions: ClassVar[str] = (
-        "Commands: `get N ITEM` fetches an item that cannot be crafted; `craft N ITEM using N ITEM, N ITEM` follows "
-        "one crafting command from the list, with its numbers, using items you carry; `inventory` shows what you "
-        "carry. Where a crafting command names a kind of item, such as planks or wool, any items of that kind will do."
-    )
+    instructions: ClassVar[str] = commands_text("textcraft")
 
     def __init__(self, data: str = "", distractors: int = DISTRACTORS) -> None:
         _check_int("distractors", distractors, 0)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NoReturn
 
 from openrlhf_bipace.envs.base import Observation, StepResult, TextEnv
+from openrlhf_bipace.envs.prompts import commands_text
 from openrlhf_bipace.envs.webshop_catalogue import Catalogue, Goal, Product, load_catalogue
 from openrlhf_bipace.envs.webshop_reward import score
 
@@ -60,10 +61,7 @@ class WebShopEnv(TextEnv):
     thread_safe: ClassVar[bool] = True
     max_turns: ClassVar[int] = 15
     splits: ClassVar[tuple[str, ...]] = SPLITS
-    instructions: ClassVar[str] = (
-        "Commands: `search[WORDS]` searches the shop, `click[TEXT]` clicks what the page shows: a button, a product's "
-        "code or an option's value. Choose every option the task names, then `click[buy now]`, which ends the episode."
-    )
+    instructions: ClassVar[str] = commands_text("webshop")
 
     def __init__(self, data: str = "") -> None:
         self._shop = load_catalogue(data)
