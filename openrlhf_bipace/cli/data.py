@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         type=_option,
         metavar="KEY=VALUE",
-        help='of the tasks, VALUE as JSON: depth=[2,3] or distractors=5 (textcraft), types=["..."] (alfworld, webshop)',
+        help='of the tasks, VALUE as JSON: depth=[2,3], distractors=5 (textcraft), types=["..."] (alfworld, webshop)',
     )
     for command in (check, make):
         command.add_argument("--data", default="", metavar="FOLDER", help="with the data, where some are needed")

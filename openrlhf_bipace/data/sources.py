@@ -33,6 +33,7 @@ class Source:
         folder: they are in a folder that the user names; else they come with a package, or need none.
         checks: yields what `verify` reports, given the folder ("" where there is none). Raises ValueError or
             ImportError for what makes going on pointless.
+        variable: environment variable that names the folder by custom, "" for none.
     """
 
     what: str
@@ -41,10 +42,12 @@ class Source:
     get: str
     folder: bool
     checks: Callable[[str], Iterator[Check]]
+    variable: str = ""
 
 
 def folder_of(env: str, data: str = "") -> str:
-    """The folder with `env`'s data: `data`, else ``$BIPACE_DATA/<env>`` if that exists; "" if neither.
+    """The folder with `env`'s data: `data`, else ``$BIPACE_DATA/<env>`` if that exists, else what the environment's
+    own variable names; "" if there is none.
 
     ValueError for an environment that `SOURCES` does not know.
     """
@@ -54,7 +57,7 @@ def folder_of(env: str, data: str = "") -> str:
         return data
     root = os.environ.get("BIPACE_DATA", "")
     found = Path(root).expanduser() / env
-    return str(found) if root and found.is_dir() else ""
+    return str(found) if root and found.is_dir() else os.environ.get(SOURCES[env].variable, "")
 
 
 def verify(env: str, data: str = "") -> list[Check]:
@@ -130,9 +133,10 @@ SOURCES = {
         origin="https://github.com/alfworld/alfworld, release data json_2.1.2_tw-pddl; made from ALFRED "
         "(https://github.com/askforalfred/alfred)",
         licence="MIT (both)",
-        get="`pip install openrlhf_bipace[alfworld]`, then alfworld's own `alfworld-download --data-dir FOLDER`, or unpack "
-        "an archive of games into FOLDER",
+        get="`pip install openrlhf_bipace[alfworld]`, then alfworld's own `alfworld-download --data-dir FOLDER`; an "
+        "archive of games is to be unpacked into FOLDER",
         folder=True,
+        variable="ALFWORLD_DATA",
         checks=_check_alfworld,
     ),
     "rooms": Source(
