@@ -42,9 +42,7 @@ def games_folder(data: str = "") -> Path:
     """
     named = data or os.environ.get("ALFWORLD_DATA", "")
     if not named:
-        _refuse(
-            "data", data, "a folder with ALFWorld's games, here or in ALFWORLD_DATA (`bipace-data list` says more)"
-        )
+        _refuse("data", data, "a folder with ALFWorld's games, or ALFWORLD_DATA set to one (`bipace-data list` helps)")
     root = Path(named).expanduser().resolve()
     for folder in (root, root / "json_2.1.1"):
         if any((folder / split).is_dir() for split in SPLITS):
@@ -82,6 +80,8 @@ class AlfworldEnv(TextEnv):
 
     def __init__(self, data: str = "") -> None:
         engine.check_installed()
+        if data:
+            games_folder(data)
         self._data = data
         self._player: engine.Player | None = None
         self._over = True

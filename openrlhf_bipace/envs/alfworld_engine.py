@@ -52,13 +52,9 @@ def check_installed() -> None:
         try:
             found = version(package)
         except PackageNotFoundError:
-            raise ModuleNotFoundError(
-                f"ALFWorld needs {package}=={needed}: pip install openrlhf_bipace[alfworld]"
-            ) from None
+            raise ModuleNotFoundError(f"ALFWorld needs {package}=={needed}: {_INSTALL}") from None
         if found != needed:
-            raise ImportError(
-                f"ALFWorld needs {package}=={needed}, got {found}: pip install openrlhf_bipace[alfworld]"
-            )
+            raise ImportError(f"ALFWorld needs {package}=={needed}, got {found}: {_INSTALL}")
 
 
 def read_game(path: str | Path) -> dict[str, Any]:
@@ -66,12 +62,10 @@ def read_game(path: str | Path) -> dict[str, Any]:
     try:
         raw = json.loads(Path(path).read_text(encoding="utf-8"))
         missing = [key for key in ("pddl_domain", "grammar", "pddl_problem") if not isinstance(raw.get(key), str)]
+        if missing:
+            raise ValueError(f"no {', '.join(missing)} in it")
     except (OSError, ValueError, AttributeError) as error:
         raise ValueError(f"alfworld: game: got {str(path)!r}, allowed: a game.tw-pddl file ({error})") from error
-    if missing:
-        raise ValueError(
-            f"alfworld: game: got {str(path)!r} without {', '.join(missing)}, allowed: a game.tw-pddl file"
-        )
     return raw
 
 

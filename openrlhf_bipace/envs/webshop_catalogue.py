@@ -98,9 +98,7 @@ def find_file(folder: Path, kind: str) -> Path:
 def load_catalogue(data: str) -> Catalogue:
     """The shop in the folder `data`, cached per folder. ValueError naming what is missing or malformed."""
     if not data:
-        raise ValueError(
-            "webshop: data: got '', allowed: a folder with WebShop's files (`bipace-data list` says more)"
-        )
+        raise ValueError("webshop: data: got '', allowed: a folder with WebShop's files (`bipace-data list` helps)")
     return _load(str(Path(data).expanduser().resolve()))
 
 
