@@ -86,6 +86,13 @@ def test_rewards_stay_on_their_turns_and_empty_feedback_keeps_turns_apart(tiny, 
     assert trajectory.steps[1].observation == ""
 
 
+@pytest.mark.parametrize("rule, heard", [("strict", ""), ("verl", "go")])
+def test_what_the_environment_hears_of_a_response_against_the_format(tiny, loop, rule, heard):
+    """C21: without thoughts an action is no error for the strict rule; with two tags it is one, and for verl's too."""
+    trajectory = run(loop(parser=rule), says(tiny, "<action>go</action><action>stop</action>"))
+    assert [(s.executed, s.action, s.valid) for s in trajectory.steps] == [(heard, "", False)] * 2
+
+
 def test_ids_trained_on_are_the_ids_sampled(tiny, loop):
     """C13: "go" spelled letter by letter re-tokenises to fewer ids; the row keeps what was sampled."""
     letters = [i for c in "<action>" for i in tiny.tokenizer(c, add_special_tokens=False)["input_ids"]]

@@ -125,7 +125,12 @@ def _prepare(args: argparse.Namespace) -> None:
     if SOURCES[args.env].folder and not data:
         raise ValueError(f"--data: got nothing, allowed: a folder with {SOURCES[args.env].what}")
     options = {"data": data} if data else {}
-    tasks = envs.env_class(args.env).tasks(args.split, **options, **dict(args.option))
+    try:
+        tasks = envs.env_class(args.env).tasks(args.split, **options, **dict(args.option))
+    except TypeError as error:
+        if not args.option:
+            raise
+        raise ValueError(f"--option {', '.join(key for key, _ in args.option)}: {error}") from None
     if not 0 <= args.limit <= len(tasks):
         raise ValueError(f"--limit: got {args.limit}, allowed: 0 (all) to {len(tasks)}")
     if args.limit:
