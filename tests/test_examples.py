@@ -40,6 +40,21 @@ def test_textcraft_trains_on_real_recipes(tmp_path):
     assert (out / "checkpoint" / "model.safetensors").exists()
 
 
+@pytest.mark.parametrize("env", ["alfworld", "webshop"])
+def test_environments_with_data_train(env, request, tmp_path):
+    """Three iterations each: finite losses, no failed episode, real states."""
+    data, out = request.getfixturevalue(f"{env}_data"), tmp_path / env
+    done = run(f"train_{env}_cpu.sh", DATA=str(data), OUT=str(out), CLONE_STEPS="20", EPISODES="16")
+    assert done.returncode == 0, done.stdout[-6000:]
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    for line in lines:
+        assert all(math.isfinite(value) for value in line.values())
+        assert line["agent/trajectories"] == 16 and line["agent/failed"] == 0
+        assert {"bipace/purity", "policy_loss"} <= line.keys()
+    assert (out / "report.md").exists() and (out / "checkpoint" / "model.safetensors").exists()
+
+
 def test_the_gpu_script_is_understood_up_to_what_needs_a_gpu(tiny, tmp_path):
     """Without CUDA it is refused at the first flag that needs it; an unknown flag would be refused before."""
     from openrlhf_bipace.integration import cpu
