@@ -266,9 +266,9 @@ def test_an_endpoint_plays(tmp_path, endpoint):
 
 
 def test_an_endpoint_that_is_not_there(tmp_path, monkeypatch, capsys):
-    import openai
+    from openrlhf_bipace.evaluation import endpoint
 
-    monkeypatch.setattr(openai._constants, "INITIAL_RETRY_DELAY", 0.0)
+    monkeypatch.setattr(endpoint, "RETRIES", 0)
     flags = ["--policy", "openai", "--endpoint", "http://127.0.0.1:9/v1", "--model", "m", "--agent.env", "rooms"]
     with pytest.raises(SystemExit) as stop:
         evaluate(tmp_path, *flags, "--split", "held_out", "--limit", 2)

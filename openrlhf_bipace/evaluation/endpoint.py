@@ -12,6 +12,7 @@ from typing import Any
 
 from openrlhf_bipace.rollout.agent import Generate, Generation
 
+RETRIES = 5  # of a request, after rate limits and server errors
 _BEGIN, _END = "\ufdd0", "\ufdd1"  # noncharacters: no text holds them
 
 
@@ -42,7 +43,7 @@ def parse(context: list[int]) -> list[dict[str, str]]:
 
 
 class EndpointPolicy:
-    """Sends every turn as a chat completion. Retries what the client retries (rate limits, server errors, 5 times).
+    """Sends every turn as a chat completion.
 
     Args:
         url: base address, for instance ``http://127.0.0.1:8000/v1``; the key is read from OPENAI_API_KEY.
@@ -56,7 +57,7 @@ class EndpointPolicy:
         self._url = url
         # Servers of one's own ask for no key, the client does.
         key = os.environ.get("OPENAI_API_KEY", "none")
-        self._client = AsyncOpenAI(base_url=url, api_key=key, max_retries=5, timeout=600.0)
+        self._client = AsyncOpenAI(base_url=url, api_key=key, max_retries=RETRIES, timeout=600.0)
         self._options = {"model": model, "temperature": temperature, "top_p": top_p}
 
     def stream(self, name: str) -> Generate:
