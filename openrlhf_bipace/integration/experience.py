@@ -140,19 +140,7 @@ class StepExperienceMaker(RemoteExperienceMaker):
                 step_of_row[row] = number
         write_advantages(items, rows, owners, self.credit, step_of_row, self.config.loss_agg)
         lengths = [len(row.tokens) for row in rows]
-        per_rank: list[list[Experience]] = [[] for _ in range(self.ranks)]
-        for members in steps:
-            plan = micro_batches(members, lengths, self.ranks, **self._limit(self.args.train))
-            place = {
-                "tokens": float(sum(items[row].action_mask.sum() for row in members)),
-                "rows": float(sum(bool(items[row].action_mask.any()) for row in members)),
-            }
-            for mine, batches in zip(per_rank, plan, strict=True):
-                for number, batch in enumerate(join(items, [batches])):
-                    own = sum(row != PADDING for row in batches[number]) / len(members)
-                    last = number == len(batches) - 1
-                    batch.info[PLAN] = [Place(last=last, share=own, **place)] * len(batches[number])
-                    mine.append(batch)
+        per_rank = place_on_ranks(items, lengths, steps, self.ranks, self._limit(self.args.train))
         return [batch for mine in per_rank for batch in mine]
 
     def _limit(self, section: Any) -> dict[str, int]:
@@ -171,6 +159,33 @@ class StepExperienceMaker(RemoteExperienceMaker):
             self._hidden = [hidden for _, hidden in results]
             return [logprobs for logprobs, _ in results]
         return results
+
+
+def place_on_ranks(
+    items: Sequence[Experience],
+    lengths: Sequence[int],
+    steps: Sequence[Sequence[int]],
+    ranks: int,
+    limit: dict[str, int],
+) -> list[list[Experience]]:
+    """The micro-batches of each rank, as many for every rank, with their `Place` in ``info[PLAN]``.
+
+    Args:
+        items: one experience per row. lengths: their tokens. steps: row indices of each optimizer step.
+        limit: the bound of a micro-batch, as keyword of `plan.micro_batches`.
+    """
+    per_rank: list[list[Experience]] = [[] for _ in range(ranks)]
+    for members in steps:
+        plan = micro_batches(members, lengths, ranks, **limit)
+        tokens = float(sum(items[row].action_mask.sum() for row in members))
+        speaking = float(sum(bool(items[row].action_mask.any()) for row in members))
+        for mine, batches in zip(per_rank, plan, strict=True):
+            own = sum(row != PADDING for batch in batches for row in batch)
+            for number, (rows, batch) in enumerate(zip(batches, join(items, [batches]), strict=True), 1):
+                share = sum(row != PADDING for row in rows) / max(own, 1)
+                batch.info[PLAN] = [Place(number == len(batches), tokens, speaking, share)] * len(rows)
+                mine.append(batch)
+    return per_rank
 
 
 def write_advantages(

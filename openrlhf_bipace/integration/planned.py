@@ -24,7 +24,7 @@ class Place:
     last: bool  # its optimizer step ends with it
     tokens: float  # response tokens of that step, over all ranks
     rows: float  # rows with response tokens of that step, over all ranks
-    share: float  # of that step's rows that are in this micro-batch
+    share: float  # of the rank's rows in that step that are in this micro-batch
 
 
 class PlannedBuffer(NaiveReplayBuffer):
