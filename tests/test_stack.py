@@ -24,21 +24,9 @@ LAYOUTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def warm(tmp_path_factory) -> Path:
-    """A policy that gives some valid actions, so that updates are not zero: briefly cloned, three layers."""
-    from openrlhf_bipace.lab import tiny, warmstart
-
-    folder = tmp_path_factory.mktemp("warm")
-    start = warmstart.clone("rooms", episodes=200, steps=60, progress=False)
-    tiny.save(start.model, start.tokenizer, folder)
-    return folder
-
-
 @pytest.fixture(scope="module", params=LAYOUTS)
-def run(request, warm, rooms_tasks, tmp_path_factory) -> SimpleNamespace:
+def run(request, warm, rooms_tasks, helpers, tmp_path_factory) -> SimpleNamespace:
     """Two iterations in one layout, greedy evaluation before and after each, every checkpoint kept."""
-    helpers = request.getfixturevalue("stack_helpers")
     out = tmp_path_factory.mktemp(request.param)
     flags = helpers.base_flags(warm, rooms_tasks.train, out) | {
         "eval.dataset": rooms_tasks.held_out,
@@ -63,17 +51,6 @@ def run(request, warm, rooms_tasks, tmp_path_factory) -> SimpleNamespace:
         # weights that acted in iteration k, and that the evaluation after iteration k saw
         weights=[warm, *(out / "checkpoints" / f"global_step{k}_hf" for k in (1, 2))],
     )
-
-
-@pytest.fixture(scope="module")
-def stack_helpers():
-    """conftest's functions for module-scoped fixtures."""
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("stack_conftest", Path(__file__).parent / "conftest.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def model_of(folder: Path):
