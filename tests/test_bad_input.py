@@ -85,6 +85,19 @@ def test_unsupported_flag(refusal, flag, value):
     assert f"--{flag}: got " in message and "allowed" in message
 
 
+def test_window_without_room_for_a_prompt(refusal):
+    message = refusal(agent__context="window", agent__max_turn_tokens=512)
+    assert (
+        "--agent.max_turn_tokens: got 512, allowed with --agent.context window: less than --data.max_len (512)"
+        in message
+    )
+
+
+def test_turn_rows_need_an_estimator_that_knows_turns(refusal):
+    message = refusal(agent__context="window", algo__advantage__estimator="group_norm")
+    assert "--agent.context: got window, allowed with --algo.advantage.estimator group_norm: full" in message
+
+
 def test_zero3_with_several_cpu_ranks(refusal):
     message = refusal(ds__zero_stage=3, actor__num_gpus_per_node=2)
     assert "--ds.zero_stage: got 3 with 2 policy ranks, allowed without CUDA: 2, or 3 with one rank" in message

@@ -42,8 +42,8 @@ def next_user(task: str, observation: str, *, admissible: Sequence[str], show_ad
 def window_user(
     task: str,
     observation: str,
-    history: Sequence[tuple[str, str]],
     *,
+    history: Sequence[tuple[str, str]],
     instructions: str,
     template: str,
     admissible: Sequence[str],

@@ -64,6 +64,7 @@ def check(args: Any, bipace: BipaceConfig, agent: AgentConfig, without_cuda: boo
             "estimators know one row per trajectory; grpo is group_norm and knows turns)"
         )
     _check_engines(args)
+    _check_budgets(args, agent)
     check_writable("--bipace.run_dir", bipace.run_dir)
     check_writable("--ckpt.output_dir", getattr(args, "ckpt.output_dir"))
     check_writable("--ckpt.path", getattr(args, "ckpt.path"))
@@ -105,6 +106,15 @@ def _check_engines(args: Any) -> None:
     engines = getattr(args, "vllm.num_engines")
     if not engines:
         raise ValueError(f"--vllm.num_engines: got {engines!r}, allowed with --agent.env: 1 or more")
+
+
+def _check_budgets(args: Any, agent: AgentConfig) -> None:
+    longest = getattr(args, "data.max_len")
+    if agent.context == "window" and agent.max_turn_tokens >= longest:
+        raise ValueError(
+            f"--agent.max_turn_tokens: got {agent.max_turn_tokens}, allowed with --agent.context window: less than "
+            f"--data.max_len ({longest}), which holds the prompt too"
+        )
 
 
 def _check_cpu(args: Any) -> None:

@@ -78,7 +78,7 @@ class WindowContext:
             user = prompts.window_user(
                 self.task,
                 observation,
-                kept,
+                history=kept,
                 instructions=self.env.instructions,
                 template=self.config.template,
                 admissible=admissible,
