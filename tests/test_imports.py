@@ -23,6 +23,7 @@ LAYERS = {
     "envs": 1,
     "rollout": 2,
     "lab": 3,
+    "evaluation": 3,
     "integration": 3,
     "report": 3,
     "launch": 3,

@@ -52,6 +52,7 @@ def _extend(parser: argparse.ArgumentParser, without_cuda: bool) -> None:
 
 def _prepare(args: Any, without_cuda: bool) -> Any:
     """Check, make the run folder, install our classes, start Ray without CUDA. Returns the namespace for upstream."""
+    from openrlhf_bipace import envs
     from openrlhf_bipace.integration import startup
 
     bipace: BipaceConfig = from_args("bipace", args)
@@ -59,6 +60,8 @@ def _prepare(args: Any, without_cuda: bool) -> Any:
     for complaint in host.check_versions(bipace.allow_unknown_host):
         print(f"[openrlhf_bipace] {complaint}", file=sys.stderr)
     bipace.run_dir = str(Path(bipace.run_dir or f"runs/{getattr(args, 'logger.wandb.run_name')}").absolute())
+    agent.env = envs.absolute(agent.env)
+    agent.data = agent.data and str(Path(agent.data).absolute())
     startup.check(args, bipace, agent, without_cuda)
     for flag in [name for name in vars(args) if name.startswith(("bipace.", "agent."))]:
         delattr(args, flag)

@@ -121,6 +121,7 @@ class TextCraftEnv(TextEnv):
         distractors: how many distractors a task without that key gets.
     """
 
+    thread_safe: ClassVar[bool] = True
     max_turns: ClassVar[int] = 40
     instructions: ClassVar[str] = (
         "Commands: `get N ITEM` fetches an item that cannot be crafted; `craft N ITEM using N ITEM, N ITEM` follows "
@@ -160,6 +161,14 @@ class TextCraftEnv(TextEnv):
     def check_task(cls, task: dict[str, Any], data: str = "") -> None:
         """ValueError naming the key, what was got and what is allowed. "task_id" and "split" are required."""
         goal_of(task, data)
+
+    def solution(self, task: dict[str, Any]) -> list[str]:
+        from openrlhf_bipace.envs.textcraft_solver import solve
+
+        return solve(task, self._data)
+
+    def task_type(self, task: dict[str, Any]) -> str:
+        return f"depth {self._book.depth[goal_of(task, self._data)]}"
 
     def reset(self, task: dict[str, Any]) -> Observation:
         self._goal = goal_of(task, self._data)

@@ -51,8 +51,10 @@ def check(args: Any, bipace: BipaceConfig, agent: AgentConfig, without_cuda: boo
         )
     if not agent.env:
         return
-    if agent.env not in envs.names():
-        raise ValueError(f"--agent.env: got {agent.env!r}, allowed: {', '.join(envs.names())}")
+    try:
+        envs.env_class(agent.env)
+    except ValueError as error:
+        raise ValueError(f"--agent.env: {error}") from None
     _check_fixed(args, UNSUPPORTED, "--agent.env")
     if ours:
         advantages.check(estimator, bipace)
@@ -207,7 +209,9 @@ def _check_dataset(flag: str, dataset: str, split: str, args: Any, agent: AgentC
     for number, label in enumerate(rows[key], 1):
         try:
             task = json.loads(label)
-            if not isinstance(task, dict) or task.get("env") != agent.env:
+            if not isinstance(task, dict):
+                raise ValueError("a JSON object is needed")
+            if agent.env in envs.names() and task.get("env") != agent.env:  # a file's name means nothing elsewhere
                 raise ValueError(f'a JSON object with "env": "{agent.env}" is needed')
             cls.check_task(task)
         except (TypeError, ValueError) as error:

@@ -76,7 +76,7 @@ def demonstrate(
 ) -> list[Trajectory]:
     """Play `scripts`, one list of commands per task, through `AgentLoop` (template terse, full context)."""
     loops = {
-        length: AgentLoop(AgentConfig(env=env, template="terse", max_turns=length), tokenizer, 1 << 30, workers=1)
+        length: AgentLoop(AgentConfig(env=env, template="terse", max_turns=length), tokenizer, 1 << 30)
         for length in {len(script) for script in scripts}
     }
     rng = random.Random(seed)
