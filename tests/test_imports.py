@@ -21,6 +21,7 @@ LAYERS = {
     "advantages": 1,
     "clustering": 1,
     "envs": 1,
+    "data": 2,
     "rollout": 2,
     "lab": 3,
     "evaluation": 3,

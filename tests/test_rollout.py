@@ -86,6 +86,13 @@ def test_rewards_stay_on_their_turns_and_empty_feedback_keeps_turns_apart(tiny, 
     assert trajectory.steps[1].observation == ""
 
 
+@pytest.mark.parametrize("rule, heard", [("strict", ""), ("verl", "go")])
+def test_what_the_environment_hears_of_a_response_against_the_format(tiny, loop, rule, heard):
+    """C21: without thoughts an action is no error for the strict rule; with two tags it is one, and for verl's too."""
+    trajectory = run(loop(parser=rule), says(tiny, "<action>go</action><action>stop</action>"))
+    assert [(s.executed, s.action, s.valid) for s in trajectory.steps] == [(heard, "", False)] * 2
+
+
 def test_ids_trained_on_are_the_ids_sampled(tiny, loop):
     """C13: "go" spelled letter by letter re-tokenises to fewer ids; the row keeps what was sampled."""
     letters = [i for c in "<action>" for i in tiny.tokenizer(c, add_special_tokens=False)["input_ids"]]
@@ -206,7 +213,7 @@ def test_window_rows_hold_the_last_turns_only(tiny, loop):
     assert [row.tokens[: row.spans[0][0]] for row in rows] == [context for context, _, _ in generate.calls]
     prompts = [tiny.tokenizer.decode(step.prompt_ids) for step in trajectory.steps]
     assert "start here" in prompts[0] and "start here" in prompts[1] and "start here" not in prompts[2]
-    assert "\nb\n" in prompts[2] and "\na\n" not in prompts[2]
+    assert "> b\n" in prompts[2] and "> a\n" not in prompts[2]
     assert [hidden_positions(row, trajectory, "prompt_end") for row in rows] == [
         [len(step.prompt_ids) - 1] for step in trajectory.steps
     ]

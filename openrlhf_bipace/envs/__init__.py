@@ -15,8 +15,10 @@ from openrlhf_bipace.envs.base import Observation, StepResult, TextEnv
 __all__ = ["Observation", "StepResult", "TextEnv", "absolute", "env_class", "make", "names"]
 
 _REGISTRY = {
+    "alfworld": "openrlhf_bipace.envs.alfworld:AlfworldEnv",
     "rooms": "openrlhf_bipace.envs.rooms:RoomsEnv",
     "textcraft": "openrlhf_bipace.envs.textcraft:TextCraftEnv",
+    "webshop": "openrlhf_bipace.envs.webshop:WebShopEnv",
 }
 
 

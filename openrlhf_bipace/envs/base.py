@@ -36,6 +36,7 @@ class StepResult:
     executed: str  # the canonical command that was carried out; "" when `valid` is false
     admissible: list[str] = field(default_factory=list)
     state_id: str | None = None
+    score: float | None = None  # how much of the goal was met, in [0, 1], where that is graded; only with `done`
 
 
 class TextEnv(ABC):
@@ -46,6 +47,7 @@ class TextEnv(ABC):
 
     # several instances may run at once in threads of one process; False gives each a process of its own (`pool.py`)
     thread_safe: ClassVar[bool] = False
+    splits: ClassVar[tuple[str, ...]] = ("train", "held_out")  # what `tasks` accepts, the one to train on first
     max_turns: ClassVar[int] = 50  # default turn cap; the agent loop enforces it, not the environment
     # how commands look, in a sentence or two; put into the prompt by the templates that explain the format
     instructions: ClassVar[str] = ""

@@ -55,6 +55,10 @@ def check(args: Any, bipace: BipaceConfig, agent: AgentConfig, without_cuda: boo
         envs.env_class(agent.env)
     except ValueError as error:
         raise ValueError(f"--agent.env: {error}") from None
+    try:
+        envs.make(agent.env, **({"data": agent.data} if agent.data else {})).close()
+    except (ImportError, TypeError, ValueError) as error:
+        raise ValueError(f"--agent.env {agent.env} with --agent.data {agent.data!r}: {error}") from None
     _check_fixed(args, UNSUPPORTED, "--agent.env")
     if ours:
         advantages.check(estimator, bipace)

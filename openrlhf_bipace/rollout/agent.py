@@ -113,8 +113,9 @@ class AgentLoop:
     ) -> tuple[StepRecord, envs.StepResult]:
         text = self.context.decode(reply.token_ids)
         parsed = actions.parse(text, self.config.parser)
-        # A response that does not parse costs a turn: the environment hears an empty command.
-        result = await env.step(parsed.command if parsed.valid else "")
+        # A response that does not parse costs a turn: the environment hears an empty command from the strict rule, and
+        # from verl's what it made of it, as in verl-agent.
+        result = await env.step(parsed.command)
         step = StepRecord(
             turn=turn,
             observation=seen.text,
