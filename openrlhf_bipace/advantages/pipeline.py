@@ -88,15 +88,16 @@ class CreditPipeline:
             return calibration
         found = cluster(
             phi,
-            steps.group,
+            steps.within(self.config.scope)[0],
             self.epsilon,
             centroid=self.config.centroid,
+            backend=self.config.cluster_backend,
             order=steps.order(self.config.order),
             names=steps.describe,
         )
         steps.cluster = found.labels
         metrics["bipace/epsilon"] = self.epsilon
-        metrics["bipace/r2"] = leave_one_out_r2(found.labels, steps)
+        metrics["bipace/r2"] = leave_one_out_r2(found.labels, steps, self.config.scope)
         return None
 
 

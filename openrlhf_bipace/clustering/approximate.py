@@ -1,7 +1,7 @@
 """The FAISS backends: an index proposes a row's nearest leaders, float32 and float64 decide between them.
 
-Seed centroids only. Inside a block everything is exact (`seeds.SeedBlocks`); only the search among older leaders is the
-index's. `faiss-flat` stays exact: where the k-th neighbour is still near enough to matter, the row is searched in full.
+Seed centroids only. Inside a block everything is exact (`seeds.SeedBlocks`); only the search among older leaders is
+the index's. `faiss-flat` stays exact: where the k-th neighbour still matters, the row is compared with every leader.
 """
 
 from __future__ import annotations
@@ -48,9 +48,8 @@ class IndexBlocks(SeedBlocks):
     def search(self, x: torch.Tensor, best: np.ndarray) -> list[Pairs]:
         if not len(self.seeds):
             return []
-        cosine, leader = (
-            t.cpu().numpy() for t in self.index.search(x if self.gpu else x.cpu(), min(NEIGHBOURS, len(self.seeds)))
-        )
+        found = self.index.search(x if self.gpu else x.cpu(), min(NEIGHBOURS, len(self.seeds)))
+        cosine, leader = (tensor.cpu().numpy() for tensor in found)
         cosine = np.where(leader >= 0, cosine, np.float32(-2.0))  # fewer found than asked for
         np.maximum(best, cosine.max(axis=1), out=best)
         least = self.least(best)
@@ -64,7 +63,7 @@ class IndexBlocks(SeedBlocks):
         return pairs
 
     def same_leader(self, leader: np.ndarray) -> float:
-        """Share of a sample of rows whose leader is the nearest of those before them; a leader counts as its own.
+        """Share of a sample of rows that have the nearest older leader, or rightly none.
 
         Args:
             leader: [n] positions that `run` returned.
@@ -72,11 +71,11 @@ class IndexBlocks(SeedBlocks):
         sample = np.random.default_rng(0).permutation(len(self.rows))[:SAMPLE]
         x = unit32(self.phi, self.rows[sample])
         cosine = (x @ self.leaders[: len(self.seeds)].T).cpu().numpy()
-        cosine[self.seeds[None, :] > sample[:, None]] = -2.0
-        own = np.searchsorted(self.seeds, leader[sample])
+        cosine[self.seeds[None, :] >= sample[:, None]] = -2.0
+        own = cosine[np.arange(len(sample)), np.searchsorted(self.seeds, leader[sample])]
         best = cosine.max(axis=1)
-        nearest = cosine[np.arange(len(sample)), own] >= best - 2 * self.bound
-        return float(np.mean(nearest))
+        right = np.where(leader[sample] == sample, best < self.near + self.bound, own >= best - 2 * self.bound)
+        return float(right.mean())
 
 
 def make_index(phi: torch.Tensor, rows: np.ndarray, kind: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +20,8 @@ SIDE_BY_SIDE, MEMORY = 64, 2**28  # groups in lockstep, and the float32 numbers 
 
 def find_exact(
     phi: torch.Tensor, groups: list[np.ndarray], epsilon: float, centroid: str
-) -> tuple[np.ndarray, dict[str, int]]:
-    """As `greedy.greedy`, label for label."""
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """As `greedy.greedy`, label for label; `judged` counts the distances that float64 had to settle."""
     leader = np.empty(len(phi), dtype=np.int64)
     judge = Judge(phi, epsilon)
     with full_float32():

@@ -1,14 +1,12 @@
 """What float32 may decide and what it may not: error bounds, and the float64 judge of everything in between.
 
-Notation: u = 2^-24, the unit roundoff of float32. Every bound is a worst case over all orders of summation, with or
-without fused multiply-add, so it holds for any BLAS, block size, number of threads and device (TF32 excluded, see
-`full_float32`).
+u = 2^-24 is the unit roundoff of float32. Every bound is a worst case over all orders of summation, with or without
+fused multiply-add, so it holds for any BLAS, block size, number of threads and device (TF32 is switched off).
 
-Rows.       x = fl(v / |v|), the norm taken in float64, differs from the true unit vector by at most 2u plus float64
-            dust; `ROW` = 4u.
-Dots.       |fl(x . y) - x . y| <= g sum |x_k y_k| <= g |x| |y| with g = d u / (1 - d u) (Higham, Accuracy and Stability
-            of Numerical Algorithms, 3.1), so a cosine of two rows is off by at most `pair_bound` = (d + 16) u.
-Means.      `mean_bound` below.
+Rows: x = fl(v / |v|), the norm taken in float64, is within 2 u of the true unit vector; 4 u is allowed for.
+Dots: |fl(x . y) - x . y| <= d u / (1 - d u) |x| |y| (Higham, Accuracy and Stability of Numerical Algorithms, 3.1).
+So a float32 cosine of two rows is off by at most (d + 16) u, `pair_bound`, up to terms of order u^2; docs/clustering.md
+derives `mean_bound`.
 """
 
 from __future__ import annotations
@@ -33,16 +31,17 @@ def pair_bound(d: int) -> float:
 
 
 def mean_bound(d: int, block: int, updates: int, spread: float) -> float:
-    """Largest error of <x, s> / |s| for a running sum s of unit rows, as `lockstep` maintains it in float32.
+    """Largest error of <x, s> / |s| for a running sum s of unit rows, as `lockstep` keeps it in float32.
 
-    Let a cluster have m members and `spread` >= m / |s| (1 if all are equal; at most 1 / (1 - epsilon)). Its stored sum
-    has taken `updates` blocks of at most `block` rows each: every row adds its own error (4u) and the error of
-    summing its block (block u), every block one rounding (u m), so |S - s| <= m (4 + block + updates) u. The dot with x
-    adds d u m, the rows of the current block at most block u m more, each with its own dot. Hence D is off by at most
-    m b with b = (d + 2 block + updates + 16) u. The squared norm is |S|^2 taken in float64 at the start of a block, then
-    n += 2 D + 1 per member: off by at most 2 m b per member, 2 m^2 b in all, so the norm is off by m^2 b / |s|^2 relative
-    to itself, on top of m b / |s| from S. Together: spread b + spread b + spread^2 b. 10 % covers second order terms as
-    long as the result is under `HOPELESS`; above it the bound is infinite.
+    Args:
+        block: rows taken at a time.
+        updates: blocks the sum has taken.
+        spread: members / |s|, at least 1; 1 / (1 - epsilon) or less while epsilon is below 1.
+
+    The sum's rows, its additions, the dot with x and the additions inside a block put <x, s> off by at most
+    members x b with b = (d + 2 block + updates + 16) u; the same error in |s|^2 adds up over the members, so |s| is off
+    by at most spread^2 b relative to itself, and by spread b where it was last taken from the sum. A bound above
+    `HOPELESS` counts as infinite; below it, 10 % cover the terms of second order.
     """
     b = (d + 2 * block + updates + 16) * U
     bound = 1.1 * b * (2 * spread + spread**2) + DIGITS
@@ -114,7 +113,7 @@ class Sums:
         self._sums: dict[int, tuple[int, np.ndarray]] = {}
 
     def distances(self, position: int, clusters: np.ndarray, first: np.ndarray) -> np.ndarray:
-        """[M] distances of the row at `position` to the means of `clusters`, seeded at positions `first`, before it."""
+        """[M] distances of the row at `position` to the means, before it, of `clusters` seeded at positions `first`."""
         self.judge.asked += len(clusters)
         x = unit_rows(self.judge.phi, self.rows[position : position + 1])[0]
         if (len(self._sums) + len(clusters)) * len(x) > self.CACHE:

@@ -27,8 +27,8 @@ class Prefilter(SeedBlocks):
         self.basis = fit_basis(phi, rows)  # [d, m] float64
         width = self.basis.shape[1] + 1
         self.sketches = torch.zeros(0, width)  # [cap, m + 1] float32, of the leaders
-        # A sketch is coordinates and rest in float64, rounded to float32. It has length 1, so the product of two is off
-        # by at most (m + 1) u from summation, 2 u from rounding and 8 u from the rows.
+        # A sketch is coordinates and rest in float64, rounded to float32. It has length 1, so the product of two is
+        # off by at most (m + 1) u from summation, 2 u from rounding and 8 u from the rows.
         self.slack = (width + 15) * U
 
     def search(self, x: torch.Tensor, best: np.ndarray) -> list[Pairs]:
