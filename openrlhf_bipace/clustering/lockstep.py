@@ -133,7 +133,7 @@ class Lockstep:
         self.k[0] = k
 
     def _ask(self, p: int, position: int, cosine: np.ndarray, least: float) -> int:
-        """The nearest cluster within epsilon, says float64, -1 for none; only those of `cosine` >= `least` can be it."""
+        """The nearest cluster within epsilon in float64, -1 for none; only those of `cosine` >= `least` can be it."""
         candidates = np.flatnonzero(cosine >= least)
         seeds = self.seed[p, candidates]
         if self.mean:

@@ -5,8 +5,8 @@ fused multiply-add, so it holds for any BLAS, block size, number of threads and 
 
 Rows: x = fl(v / |v|), the norm taken in float64, is within 2 u of the true unit vector; 4 u is allowed for.
 Dots: |fl(x . y) - x . y| <= d u / (1 - d u) |x| |y| (Higham, Accuracy and Stability of Numerical Algorithms, 3.1).
-So a float32 cosine of two rows is off by at most (d + 16) u, `pair_bound`, up to terms of order u^2; docs/clustering.md
-derives `mean_bound`.
+So a float32 cosine of two rows is off by at most (d + 16) u, `pair_bound`, up to terms of order u^2;
+docs/clustering.md derives `mean_bound`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def mean_bound(d: int, block: int, updates: int, spread: float) -> float:
         spread: members / |s|, at least 1; 1 / (1 - epsilon) or less while epsilon is below 1.
 
     The sum's rows, its additions, the dot with x and the additions inside a block put <x, s> off by at most
-    members x b with b = (d + 2 block + updates + 16) u; the same error in |s|^2 adds up over the members, so |s| is off
-    by at most spread^2 b relative to itself, and by spread b where it was last taken from the sum. A bound above
+    members x b with b = (d + 2 block + updates + 16) u; the same error in |s|^2 adds up over the members, so |s| is
+    off by at most spread^2 b relative to itself, and by spread b where it was last taken from the sum. A bound above
     `HOPELESS` counts as infinite; below it, 10 % cover the terms of second order.
     """
     b = (d + 2 * block + updates + 16) * U
@@ -113,7 +113,7 @@ class Sums:
         self._sums: dict[int, tuple[int, np.ndarray]] = {}
 
     def distances(self, position: int, clusters: np.ndarray, first: np.ndarray) -> np.ndarray:
-        """[M] distances of the row at `position` to the means, before it, of `clusters` seeded at positions `first`."""
+        """[M] distances of the row at `position` to the means before it of `clusters`, seeded at positions `first`."""
         self.judge.asked += len(clusters)
         x = unit_rows(self.judge.phi, self.rows[position : position + 1])[0]
         if (len(self._sums) + len(clusters)) * len(x) > self.CACHE:
