@@ -13,6 +13,7 @@ import torch
 from openrlhf_bipace.clustering.precision import Judge, Sums, mean_bound, pair_bound, unit32
 
 FREE = np.float32(-1e30)  # product with a cluster that does not exist yet
+CANCELLING = 1e-12  # least |s|^2: where opposite vectors cancel, the bound is infinite and float64 decides
 
 
 class Lockstep:
@@ -53,9 +54,9 @@ class Lockstep:
         x = unit32(self.phi, self.rows[:groups, start:stop].ravel()).view(groups, length, -1)
         old = int(self.k[:groups].max())
         self._reserve(old + length)
+        known = self.products(x, old)
         products = torch.full((groups, length, old + length), float(FREE))
-        if old:
-            products[:, :, :old] = torch.bmm(x, self.sums[:groups, :old].transpose(1, 2))
+        products[:, :, :old] = known
         gram = torch.bmm(x, x.transpose(1, 2)).cpu().numpy()
         d = products.numpy()
         for p in np.flatnonzero(self.k[:groups] < old):
@@ -65,7 +66,7 @@ class Lockstep:
         else:
             for i in range(length):
                 self._take_row(d, gram, start + i, i)
-        self._store(x, start, stop)
+        self.store(x, start, stop)
 
     def _bound(self) -> float:
         if self.mean:
@@ -122,7 +123,7 @@ class Lockstep:
                 seed[c] = start + i
                 members[c] = square[c] = inverse[c] = 1.0
             elif mean:
-                square[c] = max(square[c] + (2.0 * float(row[c]) + 1.0), 1e-12)
+                square[c] = max(square[c] + (2.0 * float(row[c]) + 1.0), CANCELLING)
                 members[c] += 1.0
                 inverse[c] = square[c] ** -0.5
                 d[i + 1 :, c] += gram[i, i + 1 :]
@@ -155,14 +156,18 @@ class Lockstep:
         if not self.mean:
             return
         square = self.square[groups, c] + (2.0 * d[groups, i, c] + 1.0)
-        square = np.maximum(square, 1e-12)  # opposite vectors cancel; the bound is then infinite
+        square = np.maximum(square, CANCELLING)
         members = self.members[groups, c] + 1.0
         inverse = 1.0 / np.sqrt(square)
         d[groups, i + 1 :, c] += gram[groups, i + 1 :, i]
         self.square[groups, c], self.members[groups, c], self.inverse[groups, c] = square, members, inverse
         self.spread = max(self.spread, float((members * inverse).max()))
 
-    def _store(self, x: torch.Tensor, start: int, stop: int) -> None:
+    def products(self, x: torch.Tensor, old: int) -> torch.Tensor:
+        """[groups, b, old] products of the block's unit rows with the first `old` sums of their groups."""
+        return torch.bmm(x, self.sums[: len(x), :old].transpose(1, 2))
+
+    def store(self, x: torch.Tensor, start: int, stop: int) -> None:
         """Add the block's rows to the sums of their clusters (means), or keep those that seeded one (seeds)."""
         groups, length, dim = x.shape
         labels = self.labels[:groups, start:stop]
@@ -179,21 +184,23 @@ class Lockstep:
         added += flat[cells]
         flat[cells] = added
         if self.mean:
-            square = (
-                torch.linalg.vector_norm(added, dim=1, dtype=torch.float64).square().clamp_(min=1e-12).cpu().numpy()
-            )
-            p, c = np.divmod(cell, cap)
-            self.square[p, c], self.inverse[p, c] = square, 1.0 / np.sqrt(square)
-            self.spread = max(self.spread, float((self.members[p, c] * self.inverse[p, c]).max()))
+            square = torch.linalg.vector_norm(added, dim=1, dtype=torch.float64).square()
+            self.measured(*np.divmod(cell, cap), square.cpu().numpy())
             self.updates += 1
 
+    def measured(self, group: np.ndarray, cluster: np.ndarray, square: np.ndarray) -> None:
+        """Take squared lengths [M] of sums, in place of those that were added up."""
+        square = np.maximum(square, CANCELLING)
+        self.square[group, cluster], self.inverse[group, cluster] = square, 1.0 / np.sqrt(square)
+        if len(square):
+            spread = self.members[group, cluster] * self.inverse[group, cluster]
+            self.spread = max(self.spread, float(spread.max()))
+
     def _reserve(self, clusters: int) -> None:
-        cap = self.sums.shape[1]
+        cap = self.seed.shape[1]
         if clusters <= cap:
             return
         cap, grow = max(clusters, 2 * cap), max(clusters, 2 * cap) - cap
         for name, fill in (("seed", 0), ("members", 0), ("square", 1), ("inverse", 1)):
             setattr(self, name, np.pad(getattr(self, name), ((0, 0), (0, grow)), constant_values=fill))
-        sums = torch.zeros(len(self.k), cap, self.phi.shape[1], device=self.phi.device)
-        sums[:, : self.sums.shape[1]] = self.sums
-        self.sums = sums
+        self.sums = torch.nn.functional.pad(self.sums, (0, 0, 0, grow))
