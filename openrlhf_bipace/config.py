@@ -112,6 +112,12 @@ class BipaceConfig:
             "auto | reference | exact, or --bipace.centroid seed",
         )
         _require(self.cluster_workers >= 0, "--bipace.cluster_workers", self.cluster_workers, "an integer >= 0")
+        _require(
+            not (self.dump_hidden and self.cluster_workers),
+            "--bipace.dump_hidden",
+            self.dump_hidden,
+            "False with --bipace.cluster_workers (hidden states do not come to the driver)",
+        )
         _require(self.cluster_gpus >= 0, "--bipace.cluster_gpus", self.cluster_gpus, "a number >= 0")
         _require(self.layer <= -2, "--bipace.layer", self.layer, "-2 or lower (-1 is read after the final norm)")
         _require(0.0 <= self.gamma <= 1.0, "--bipace.gamma", self.gamma, "a discount in [0, 1]")

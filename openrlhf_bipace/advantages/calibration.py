@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-import numpy as np
 import torch
 
 from openrlhf_bipace.advantages.batch import StepBatch
@@ -50,14 +51,24 @@ class Calibration:
         )
 
 
-def calibrate(
-    phi: torch.Tensor | np.ndarray,
-    steps: StepBatch,
-    config: BipaceConfig,
-    *,
-    grid: Sequence[float] = GRID,
-) -> Calibration:
-    """Cluster `phi` [N, d] at every epsilon of `grid` and keep the one with the highest leave-one-out R^2.
+def cluster_steps(phi: Any, steps: StepBatch, config: BipaceConfig, epsilon: float) -> Clusters:
+    """Cluster the steps by `phi` [N, d], or by whatever clusters for it: an object with a `cluster` method."""
+    find = phi.cluster if hasattr(phi, "cluster") else partial(cluster, phi)
+    return find(
+        steps.within(config.scope)[0],
+        epsilon,
+        centroid=config.centroid,
+        backend=config.cluster_backend,
+        order=steps.order(config.order),
+        names=steps.describe,
+    )
+
+
+def calibrate(phi: Any, steps: StepBatch, config: BipaceConfig, *, grid: Sequence[float] = GRID) -> Calibration:
+    """Cluster at every epsilon of `grid` and keep the one with the highest leave-one-out R^2.
+
+    Args:
+        phi: as for `cluster_steps`; only labels are needed here, so vectors may stay elsewhere.
 
     Raises:
         ValueError: an empty grid, or a bad vector, naming its group, trajectory and turn.
@@ -67,15 +78,7 @@ def calibrate(
     best: tuple[float, float, Clusters] | None = None
     curve = []
     for epsilon in sorted(grid):
-        found = cluster(
-            phi,
-            steps.within(config.scope)[0],
-            epsilon,
-            centroid=config.centroid,
-            backend=config.cluster_backend,
-            order=steps.order(config.order),
-            names=steps.describe,
-        )
+        found = cluster_steps(phi, steps, config, epsilon)
         r2 = leave_one_out_r2(found.labels, steps, config.scope)
         curve.append((float(epsilon), r2))
         if best is None or r2 > best[0]:

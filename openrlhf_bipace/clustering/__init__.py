@@ -19,7 +19,17 @@ from openrlhf_bipace.clustering.approximate import find_flat, find_hnsw, find_iv
 from openrlhf_bipace.clustering.exact import find_exact
 from openrlhf_bipace.clustering.greedy import greedy
 
-__all__ = ["BACKENDS", "CENTROIDS", "Clusters", "backends", "cluster"]
+__all__ = [
+    "BACKENDS",
+    "CENTROIDS",
+    "BadVector",
+    "Clusters",
+    "backends",
+    "check_vectors",
+    "cluster",
+    "from_leaders",
+    "rows_by_group",
+]
 
 Backend = Callable[[torch.Tensor, list[np.ndarray], float, str], tuple[np.ndarray, dict[str, Any]]]
 BACKENDS: dict[str, Backend] = {
@@ -45,6 +55,17 @@ class Clusters:
     sizes: torch.Tensor  # [K] int64
     leader: torch.Tensor  # [K] int64, the record that seeded each cluster
     stats: dict[str, Any] = field(default_factory=dict)  # backend and its figures, records, groups, clusters, seconds
+
+
+class BadVector(ValueError):
+    """A row that has no direction: `kind` is zero, NaN or infinite, `row` its number, `who` how messages call it."""
+
+    def __init__(self, kind: str, row: int, who: str) -> None:
+        super().__init__(kind, row, who)  # so that it travels between processes
+        self.kind, self.row, self.who = kind, row, who
+
+    def __str__(self) -> str:
+        return f"phi: {self.kind} vector at {self.who}; a hidden state must be finite and not zero"
 
 
 def backends() -> list[str]:
@@ -85,11 +106,11 @@ def cluster(
     phi, groups = _check_arrays(phi, group_ids)
     visit = _check_order(order, len(phi))
     _check_options(epsilon, centroid, backend)
-    _check_vectors(phi, names)
-    rows = _rows_by_group(groups, visit)
+    check_vectors(phi, names)
+    rows = rows_by_group(groups, visit)
     chosen = choose(phi, rows) if backend == "auto" else backend
     leader, figures = BACKENDS[chosen](phi, rows, float(epsilon), centroid)
-    clusters = _from_leaders(leader, visit)
+    clusters = from_leaders(leader, visit)
     clusters.stats = {
         "backend": chosen,
         "records": len(phi),
@@ -108,7 +129,7 @@ def choose(phi: torch.Tensor, groups: list[np.ndarray]) -> str:
     return "reference" if small and not phi.is_cuda else "exact"
 
 
-def _rows_by_group(groups: np.ndarray, visit: np.ndarray) -> list[np.ndarray]:
+def rows_by_group(groups: np.ndarray, visit: np.ndarray) -> list[np.ndarray]:
     """Rows of every group in visiting order."""
     if not len(groups):
         return []
@@ -116,7 +137,7 @@ def _rows_by_group(groups: np.ndarray, visit: np.ndarray) -> list[np.ndarray]:
     return np.split(by_group, np.flatnonzero(np.diff(groups[by_group])) + 1)
 
 
-def _from_leaders(leader: np.ndarray, visit: np.ndarray) -> Clusters:
+def from_leaders(leader: np.ndarray, visit: np.ndarray) -> Clusters:
     """Number the clusters in seeding order."""
     seeds = visit[leader[visit] == visit]
     number = np.empty(len(leader), dtype=np.int64)
@@ -160,8 +181,8 @@ def _check_options(epsilon: float, centroid: str, backend: str) -> None:
         raise ValueError(f"backend: got {backend!r} with centroid {centroid!r}, allowed: centroid 'seed'")
 
 
-def _check_vectors(phi: torch.Tensor, names: Callable[[int], str] | Sequence[str] | None) -> None:
-    """A few bad rows silently multiply (or merge) clusters, so none may pass."""
+def check_vectors(phi: torch.Tensor, names: Callable[[int], str] | Sequence[str] | None = None) -> None:
+    """Raise `BadVector` for the first zero, NaN or infinite row: a few silently multiply, or merge, clusters."""
     for first in range(0, len(phi), _CHECK_ROWS):
         largest = phi[first : first + _CHECK_ROWS].abs().amax(dim=1)  # NaN where any entry is
         bad = torch.nonzero(~torch.isfinite(largest) | (largest == 0))
@@ -170,4 +191,4 @@ def _check_vectors(phi: torch.Tensor, names: Callable[[int], str] | Sequence[str
             kind = "zero" if largest[i] == 0 else "NaN" if torch.isnan(largest[i]) else "infinite"
             row = first + i
             who = f"row {row}" if names is None else names(row) if callable(names) else names[row]
-            raise ValueError(f"phi: {kind} vector at {who}; a hidden state must be finite and not zero")
+            raise BadVector(kind, row, who)
