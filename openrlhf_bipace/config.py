@@ -39,6 +39,18 @@ class BipaceConfig:
     )
     centroid: str = _flag("mean", "a cluster is compared by its running mean [ours] or first member", ["mean", "seed"])
     order: str = _flag("turn", "order in which a group's steps are clustered", ["turn", "trajectory"])
+    scope: str = _flag(
+        "group",
+        "turns of one part, whatever the partition, come from one prompt group [paper] or from anywhere in the batch",
+        ["group", "batch"],
+    )
+    cluster_backend: str = _flag(
+        "auto",
+        "how hidden states are clustered; auto, exact and reference give the same labels (docs/clustering.md)",
+        ["auto", "reference", "exact", "faiss-flat", "faiss-ivf", "faiss-hnsw"],
+    )
+    cluster_workers: int = _flag(0, "Ray actors that cluster, hidden states staying off the driver; 0: the driver")
+    cluster_gpus: float = _flag(0.0, "GPUs of each clustering worker, may be a fraction")
     gamma: float = _flag(0.95, "discount per turn [paper]")
     w: float = _flag(1.0, "weight of the step advantage: A = A_episode + w * A_step [paper]")
     episode_mode: str = _flag(
@@ -92,6 +104,21 @@ class BipaceConfig:
                 self.epsilon,
                 "'auto' or a cosine distance in [0, 2]",
             )
+        faiss_means = self.cluster_backend.startswith("faiss") and self.centroid != "seed"
+        _require(
+            not faiss_means,
+            "--bipace.cluster_backend",
+            self.cluster_backend,
+            "auto | reference | exact, or --bipace.centroid seed",
+        )
+        _require(self.cluster_workers >= 0, "--bipace.cluster_workers", self.cluster_workers, "an integer >= 0")
+        _require(
+            not (self.dump_hidden and self.cluster_workers),
+            "--bipace.dump_hidden",
+            self.dump_hidden,
+            "False with --bipace.cluster_workers (hidden states do not come to the driver)",
+        )
+        _require(self.cluster_gpus >= 0, "--bipace.cluster_gpus", self.cluster_gpus, "a number >= 0")
         _require(self.layer <= -2, "--bipace.layer", self.layer, "-2 or lower (-1 is read after the final norm)")
         _require(0.0 <= self.gamma <= 1.0, "--bipace.gamma", self.gamma, "a discount in [0, 1]")
         _require(math.isfinite(self.w) and self.w >= 0, "--bipace.w", self.w, "a finite weight >= 0")

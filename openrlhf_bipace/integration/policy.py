@@ -11,6 +11,7 @@ import torch
 from openrlhf.trainer.ray import ppo_actor
 
 from openrlhf_bipace import advantages
+from openrlhf_bipace.integration.clustering import HiddenRefs, publish
 from openrlhf_bipace.integration.host import decoder_layers, undecorated, unwrap
 from openrlhf_bipace.integration.planned import PlannedTrainer
 from openrlhf_bipace.integration.weights import verify_loaded_weights
@@ -22,7 +23,7 @@ class HiddenStates:
     """What one forward returned besides log-probabilities."""
 
     def __init__(self, vectors: list[torch.Tensor], seconds: float) -> None:
-        self.vectors = vectors  # per row: [turns of the row, d] float32, length 1
+        self.vectors = vectors  # per row: [turns of the row, d], in the model's type
         self.seconds = seconds  # time the hook took
 
 
@@ -59,7 +60,7 @@ def capture(model: Any, layer: int, positions: Positions, attention_mask: torch.
         nonlocal seconds
         start = time.perf_counter()
         hidden = output[0] if isinstance(output, tuple) else output
-        taken.append(gather_rows(hidden, positions, attention_mask).float().cpu())
+        taken.append(gather_rows(hidden, positions, attention_mask).cpu())
         seconds += time.perf_counter() - start
 
     handle = decoder_layers(model)[layer].register_forward_hook(hook)
@@ -102,12 +103,22 @@ class PolicyActor(undecorated(ppo_actor.PolicyModelActor)):
         action_mask: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         positions: Positions | None = None,
+        owners: list[int] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Log-probabilities as upstream computes them; with `positions` a pair (log-probabilities, HiddenStates)."""
+        """Log-probabilities as upstream computes them; with `positions` a pair (log-probabilities, HiddenStates).
+
+        With `owners`, the clustering worker of each row, the vectors stay here in the object store: the pair's second
+        is `HiddenRefs`.
+        """
         if positions is None:
             return super().forward(sequences, action_mask, attention_mask, **kwargs)
         layer = self.strategy.args.bipace.layer
         with capture(unwrap(self.actor), layer, positions, attention_mask) as hidden:
             logprobs = super().forward(sequences, action_mask, attention_mask, **kwargs)
-        return logprobs, hidden()
+        states = hidden()
+        if owners is None:
+            return logprobs, states
+        start = time.perf_counter()
+        refs = publish(states.vectors, owners)
+        return logprobs, HiddenRefs(refs, states.seconds + time.perf_counter() - start)
