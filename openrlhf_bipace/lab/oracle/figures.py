@@ -140,9 +140,7 @@ def _sweeps(figure: Figure, results: Sequence[Result]) -> None:
                 _line(axes, points, colour, estimator)
             axes.set_xscale("log", base=2)
             axes.set_title(KINDS[kind][0])
-            axes.set_xlabel(
-                {"groups": "G, rollouts per task", "texts_per_state": f"texts per state (G = {GROUPS})"}[name]
-            )
+            axes.set_xlabel(f"{words} ({held})")
         grid[0][0].set_ylabel("cosine with the exact gradient")
         grid[1][0].set_ylabel("cosine with the exact gradient")
     grid[0][0].legend(loc="lower right", ncols=2)

@@ -2,7 +2,7 @@
 
 A response is a few categorical draws ("heads"), each with a table of logits by context. The gradient of the log
 probability of choice k in context c with respect to the logits of c is onehot(k) - p(c). The trainer's loss is the
-mean over response tokens, so a sample's gradient is the sum over turns of advantage x score, over the number of tokens.
+mean over response tokens, so a sample's gradient is the sum over turns of advantage x score over the count of tokens.
 """
 
 from __future__ import annotations
