@@ -106,6 +106,10 @@ class Panel:
     calibrated: dict[Arm, list[float | None]] = field(default_factory=dict)  # epsilon per sample, None: refused
     _ngram_epsilon: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.base.gamma != self.world.gamma:
+            raise ValueError(f"gamma: got {self.base.gamma}, allowed: the world's {self.world.gamma}")
+
     def run(self, sample: Sample) -> dict[Arm, tuple[np.ndarray, np.ndarray]]:
         """Per arm the step part [N] and the total [N] of every turn."""
         batches: dict[str, StepBatch] = {}

@@ -15,7 +15,7 @@ from scipy import stats
 
 from openrlhf_bipace.lab.oracle.gradient import Directions
 
-CLEAR = 0.01  # turns whose true advantage is smaller have no sign to agree with
+CLEAR = 0.1  # root mean squares of the truth: a turn whose true advantage is smaller has no sign to agree with
 
 
 @dataclass(slots=True)
@@ -69,10 +69,10 @@ def accuracy(
 
 
 def agreement(estimate: np.ndarray, truth: np.ndarray, batch: np.ndarray, batches: int) -> dict[str, Measure]:
-    """Pearson correlation, and over the turns with |truth| > CLEAR: equal signs (0 is wrong), and zeros."""
+    """Pearson correlation, and over the turns with a clear true sign: equal signs (0 is wrong), and zeros."""
     x, y = estimate, truth
     moments = np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], 1)
-    clear = np.abs(y) > CLEAR
+    clear = np.abs(y) > CLEAR * np.sqrt(np.mean(y * y))
     signs = np.stack([clear, clear & (np.sign(x) == np.sign(y)), clear & (x == 0)], 1).astype(float)
     return {
         "corr": of_sums(_pearson, moments, batch, batches),

@@ -62,7 +62,7 @@ def tabulate(tasks: Sequence[dict[str, Any]], *, thoughts: bool, seed: int, step
         answer = _encode(tokenizer, _thoughts(thoughts)[rng.randrange(len(_thoughts(thoughts)))], command)
         rows.append(Row(tokens=ids + answer, spans=[(len(ids), len(ids) + len(answer))]))
     warmstart.fit(model, rows, steps=steps, batch_size=48, seed=seed, progress=False)
-    return [_tabulate_task(model, tokenizer, context, task, _thoughts(thoughts)) for task in tasks]
+    return [tabulate_task(model, tokenizer, context, task, _thoughts(thoughts)) for task in tasks]
 
 
 def world_of(
@@ -122,14 +122,14 @@ def _turns(tasks: list[dict[str, Any]], episodes: int, rng: random.Random) -> li
     return out
 
 
-def _tabulate_task(model: Any, tokenizer: Any, context: Any, task: dict[str, Any], thoughts: Sequence[str]) -> Tables:
+def tabulate_task(model: Any, tokenizer: Any, context: Any, task: dict[str, Any], thoughts: Sequence[str]) -> Tables:
     rooms = RoomsModel(task)
     open_ = [i for i, state in enumerate(rooms.states) if not state.done]
     texts = texts_of(task, [rooms.states[i] for i in open_])
     every = [(i, text, 1 / len(group)) for i, group in zip(open_, texts, strict=True) for text in group]
     ids = [context.first(_prompt(rooms.instance.goal, text)) for _, text, _ in every]
     answers = [[_encode(tokenizer, t, command) for command in rooms.actions[:-1]] for t in thoughts]
-    thought_logp, action_logp, phi = _score_all(model, ids, answers, _opening(tokenizer, thoughts))
+    thought_logp, action_logp, phi = score_answers(model, ids, answers, _opening(tokenizer, thoughts))
     allowed = rooms.admissible[[i for i, *_ in every]][:, None, :-1]
     given = torch.from_numpy(np.where(allowed, action_logp, -np.inf)).softmax(-1).numpy()  # [C, K, A - 1]
     joint = torch.from_numpy(thought_logp).softmax(-1).numpy()[..., None] * given
@@ -161,7 +161,7 @@ def _opening(tokenizer: Any, thoughts: Sequence[str]) -> list[list[int]]:
 
 
 @torch.no_grad()
-def _score_all(
+def score_answers(
     model: Any, prompts_ids: list[list[int]], answers: list[list[list[int]]], openings: list[list[int]]
 ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
     """Log-probabilities of the thoughts [C, K] and of the commands given them [C, K, A], and both hidden states."""

@@ -89,8 +89,9 @@ def markdown(results: Sequence[Result], size: Size, seed: int) -> str:
             parts += [_table(results, name, arms.MAIN, MAIN)]
     parts += ["## Where the sources are silent\n\nChange against the default, paired on the same resamples. Bold: the "
               "interval excludes 0."]  # fmt: skip
-    for name in _settings(results, lambda r: r.arm in arms.choice_arms() and r.arm not in (*arms.MAIN, arms.AUTO)):
-        parts += [f"{_sentence(name)}", _choice_table(results, name)]
+    pairs = _choices(results)
+    for name in _settings([r for r, _ in pairs], lambda r: True):
+        parts += [f"{_sentence(name)}", _choice_table([pair for pair in pairs if pair[0].name == name])]
     parts += ["## `--bipace.epsilon auto`\n\nEvery resample calibrated on its own, as the first iteration of a run.",
               _auto(results)]  # fmt: skip
     return "\n\n".join(parts) + "\n"
@@ -123,9 +124,14 @@ def _head(result: Result) -> dict[str, Any]:
 
 
 def _choices(results: Sequence[Result]) -> list[tuple[Result, Result]]:
+    """(arm of `arms.CHOICES`, the same estimator with every default), in the settings that ran all of them."""
     chosen = set(arms.choice_arms())
-    pairs = [(r, find(results, r.name, arm(r.arm.estimator))) for r in results if r.arm in chosen]
-    return [(r, default) for r, default in pairs if default is not None]
+    out = []
+    for name in _settings(results, lambda r: r.arm in chosen):
+        own = {r.arm: r for r in results if r.name == name}
+        if chosen <= own.keys():
+            out += [(r, own[arm(one.estimator)]) for one, r in own.items() if one in chosen]
+    return out
 
 
 def _settings(results: Sequence[Result], where: Where) -> list[dict[str, Any]]:
@@ -168,8 +174,7 @@ def _sweep(results: Sequence[Result], column: str, base: dict[str, Any]) -> str:
     return _render(["estimator", *heads], lines)
 
 
-def _choice_table(results: Sequence[Result], name: dict[str, Any]) -> str:
-    pairs = [(r, d) for r, d in _choices(results) if r.name == name]
+def _choice_table(pairs: Sequence[tuple[Result, Result]]) -> str:
     columns = {k: v for k, v in CHOICES.items() if any(k in r.measures for r, _ in pairs)}
     lines = []
     for r, d in pairs:
