@@ -15,6 +15,7 @@ from typing import Any
 
 from openrlhf_bipace.config import AgentConfig, BipaceConfig, add_flags, from_args
 from openrlhf_bipace.integration import cpu, host
+from openrlhf_bipace.runs import STOPPED, StopRequested
 
 SECRET_FLAG = "logger.wandb.key"
 _parse_args = argparse.ArgumentParser.parse_args
@@ -135,7 +136,11 @@ def main() -> None:
 
     host.install_policy(PolicyActor)
     argparse.ArgumentParser.parse_args = parse_args
-    runpy.run_module(host.OPENRLHF_CLI, run_name="__main__", alter_sys=False)
+    try:
+        runpy.run_module(host.OPENRLHF_CLI, run_name="__main__", alter_sys=False)
+    except StopRequested as stop:
+        print(f"[openrlhf_bipace] {str(stop).splitlines()[-1]}; --ckpt.load_enable goes on from there")
+        raise SystemExit(STOPPED) from None
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from openrlhf_bipace.integration.host import undecorated
 from openrlhf_bipace.integration.samples import AgentSamplesGenerator
 from openrlhf_bipace.rollout.dump import write_rollouts
 from openrlhf_bipace.rollout.summary import summarise
-from openrlhf_bipace.runs import RunFolder
+from openrlhf_bipace.runs import RunFolder, StopRequested
 
 logger = init_logger(__name__)
 
@@ -104,9 +104,19 @@ class AgentTrainer(undecorated(_PPOTrainer)):
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: dict | None = None, client_states: dict | None = None
     ) -> None:
-        """Upstream's, and one line of metrics.jsonl per iteration."""
+        """Upstream's, and one line of metrics.jsonl per iteration. Raises StopRequested where a stop was asked for.
+
+        A step that stops saves its checkpoint whatever --ckpt.save_steps says; an evaluation due at it is left out.
+        """
         self.run_folder.append_metrics(global_step, logs_dict or {})
+        stopping = self.run_folder.stop_requested()
+        if stopping:
+            self.args.ckpt.save_steps = 1
         super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
+        if stopping:
+            for tracker in filter(None, (self.wandb_logger, self.tensorboard_logger)):
+                tracker.close()
+            raise StopRequested(f"stopped after step {global_step} as {self.run_folder.path / 'stop'} asks")
 
     def _compute_rollout_stats(self, experiences: list) -> dict[str, float]:
         """Upstream's figures without the rollouts that failed."""
