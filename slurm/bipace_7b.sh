@@ -30,7 +30,8 @@ LEARNING=( # the paper's values for 7B; docs/estimators.md
     --algo.advantage.estimator bipace_q --bipace.layer -8 --bipace.epsilon 0.10 --bipace.episode_weighting step
     --bipace.gamma 0.95 --bipace.invalid_penalty 0.1 --algo.kl.use_loss --algo.kl.estimator k3 --algo.kl.init_coef 0.01
     --algo.advantage.is_correction_level token --actor.adam.lr 1e-6 --actor.lr_warmup_ratio 0
-    --rollout.batch_size 16 --rollout.n_samples_per_prompt 8 --train.batch_size 64 --train.num_episodes 100
+    --rollout.batch_size 16 --rollout.n_samples_per_prompt 8 --train.batch_size 64
+    --data.max_samples 2400 # 150 iterations
 )
 LAYOUT=( # every GPU holds a share of the policy and, while it sleeps, an engine
     --actor.model_name_or_path "${MODEL:-Qwen/Qwen2.5-7B-Instruct}"
@@ -42,7 +43,8 @@ LAYOUT=( # every GPU holds a share of the policy and, while it sleeps, an engine
 DATASETS=(--data.prompt_dataset "${TASKS:-$DATA/train.jsonl}" --eval.dataset "${EVAL_TASKS:-$DATA/valid_seen.jsonl}"
     --data.label_key label --eval.temperature 0.4 --eval.n_samples_per_prompt 1 --eval.steps 5)
 OUTPUT=(--bipace.run_dir "$RUN_DIR" --ckpt.output_dir "$RUN_DIR/model" --ckpt.path "$RUN_DIR/checkpoints"
-    --ckpt.save_steps 10 --ckpt.max_num 3 --ckpt.load_enable --logger.wandb.run_name "$(basename "$RUN_DIR")")
+    --ckpt.save_steps 10 --ckpt.max_num 3 --logger.wandb.run_name "$(basename "$RUN_DIR")")
+mapfile -t RESUME < <(bipace_resume "$RUN_DIR/checkpoints")
 
 bipace_run "${BIPACE_PYTHON:-python}" -m openrlhf_bipace.cli.train_ppo_ray \
-    "${LAYOUT[@]}" "${AGENT[@]}" "${LEARNING[@]}" "${DATASETS[@]}" "${OUTPUT[@]}" "$@"
+    "${LAYOUT[@]}" "${AGENT[@]}" "${LEARNING[@]}" "${DATASETS[@]}" "${OUTPUT[@]}" "${RESUME[@]}" "$@"

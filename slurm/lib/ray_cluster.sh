@@ -11,6 +11,7 @@ BIPACE_LIB=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/ray_cluster.sh
 BIPACE_ROOT=${BIPACE_LIB%/slurm/lib/*}
 STOPPED=75     # the trainer's exit code when it stopped at request, checkpoint saved
 UNAVAILABLE=69 # ours: Ray did not come up, a node was lost, ...
+POLL=${BIPACE_POLL:-1} # seconds between two looks at a condition
 
 say() { printf 'bipace: %s\n' "$*"; }
 
@@ -66,9 +67,10 @@ node_main() { # head|worker: one Ray node in the foreground until USR1 or its de
     address=$(node_address) || node_fail "no numeric address (set BIPACE_NET_INTERFACE)"
     NODE_TEMP="${BIPACE_TMP:-/tmp}/bp$BIPACE_JOB.$RESTARTS.${role::1}${SLURM_NODEID:-${NODE_RANK:-0}}"
     ((${#NODE_TEMP} <= 40)) || node_fail "$NODE_TEMP is too long for Ray's sockets (shorten BIPACE_TMP)"
+    RAY=
+    trap 'STOPPING=yes; [[ -z $RAY ]] || kill -TERM "$RAY" 2>/dev/null' USR1 TERM
     mkdir -m 700 "$NODE_TEMP" || node_fail "cannot create $NODE_TEMP"
     trap node_clean EXIT
-    trap 'STOPPING=yes; kill -TERM "$RAY" 2>/dev/null' USR1 TERM
     if [[ $role == head ]]; then
         options=(--head --port="$HEAD_PORT" --ray-client-server-port=$((HEAD_PORT + 1)) --dashboard-port=$((HEAD_PORT + 2))
             --include-dashboard="${BIPACE_DASHBOARD:-false}")
@@ -84,6 +86,7 @@ node_main() { # head|worker: one Ray node in the foreground until USR1 or its de
     (trap '' USR1; exec ray start "${options[@]}") &
     RAY=$!
     local code=0
+    [[ -z ${STOPPING:-} ]] || kill -TERM "$RAY"
     wait "$RAY" || code=$?
     [[ -n ${STOPPING:-} ]] || node_fail "Ray ended with exit $code: $(tail -n 5 "$ATTEMPT/node.$NODE.log" | tr -s '\n ' ' ')"
     wait "$RAY" || true # the first wait ended with the signal
@@ -124,6 +127,10 @@ bipace_setup() { # the site's settings, modules, GPUS_PER_NODE and NODES for the
     export BIPACE_ROOT NODES GPUS_PER_NODE
 }
 
+bipace_resume() { # CHECKPOINTS: the flag that goes on from the newest checkpoint, if there is a whole one
+    [[ ! -s $1/_actor/latest ]] || echo --ckpt.load_enable
+}
+
 bipace_run() { # COMMAND...: start Ray, run the driver, end both; exits with the driver's code
     BIPACE_JOB=${SLURM_JOB_ID:?this is for sbatch; without SLURM see examples/scripts/multi_node_ray.sh}
     RESTARTS=${SLURM_RESTART_COUNT:-0}
@@ -144,7 +151,7 @@ bipace_run() { # COMMAND...: start Ray, run the driver, end both; exits with the
         start_step workers "$(IFS=,; echo "${HOSTS[*]:1}")" worker
     fi
     start_step driver "${HOSTS[0]}" driver "${#HOSTS[@]}" "$@"
-    while watch_steps; do sleep 1; done
+    while watch_steps; do sleep "$POLL"; done
     end_of_driver "$DRIVER_CODE"
 }
 
@@ -191,7 +198,7 @@ await_head() { # until Ray's port answers
     until (exec 3<>"/dev/tcp/$HEAD_ADDRESS/$HEAD_PORT") 2>/dev/null; do
         kill -0 "${STEP[head]}" 2>/dev/null || finish "$UNAVAILABLE" "$(reason head)"
         ((SECONDS < deadline)) || finish "$UNAVAILABLE" "Ray's head did not listen on $HEAD_ADDRESS:$HEAD_PORT within ${BIPACE_HEAD_DEADLINE:-180} s"
-        sleep 1
+        sleep "$POLL"
     done
 }
 
@@ -227,7 +234,7 @@ end_of_driver() { # CODE: finish, or stop at request and requeue
         for name in head workers; do
             [[ -z ${STEP[$name]:-} ]] || kill -0 "${STEP[$name]}" 2>/dev/null || finish "$code" "$(reason "$name")"
         done
-        sleep 1
+        sleep "$POLL"
     done
     last=$(grep -vE '^[[:space:]]*$|^(srun|slurmstepd)' "$ATTEMPT/driver.log" | tail -n 1 | cut -c 1-300 || true)
     finish "$code" "the driver ended with exit $code: ${last:-no output}"
@@ -244,7 +251,7 @@ requeue() {
     echo "$STOPPED stopped at a step boundary, requeued" >"$ATTEMPT/outcome"
     say "checkpoint saved; requeue $((RESTARTS + 1)) of at most $MAX_REQUEUES"
     scontrol requeue "$BIPACE_JOB" || finish "$STOPPED" "checkpoint saved, but scontrol requeue failed: submit again to go on"
-    while :; do sleep 1; done # SLURM ends this shell
+    while :; do sleep "$POLL"; done # SLURM ends this shell
 }
 
 finish() { # CODE REASON: the one line, then end our own steps
@@ -267,7 +274,7 @@ end_steps() { # USR1, once: the node scripts end Ray and keep its logs; what las
             ((SECONDS < deadline)) || signal_step "$name" TERM
         done
         ((SECONDS < deadline + 10)) || return 0 # what is left ends with the job
-        sleep 1
+        sleep "$POLL"
     done
 }
 
