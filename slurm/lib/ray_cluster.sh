@@ -68,7 +68,7 @@ node_main() { # head|worker: one Ray node in the foreground until USR1 or its de
     NODE_TEMP="${BIPACE_TMP:-/tmp}/bp$BIPACE_JOB.$RESTARTS.${role::1}${SLURM_NODEID:-${NODE_RANK:-0}}"
     ((${#NODE_TEMP} <= 40)) || node_fail "$NODE_TEMP is too long for Ray's sockets (shorten BIPACE_TMP)"
     RAY=
-    trap 'STOPPING=yes; [[ -z $RAY ]] || kill -TERM "$RAY" 2>/dev/null' USR1 TERM
+    trap 'STOPPING=yes; [[ -z $RAY ]] || kill -TERM "$RAY" 2>/dev/null || true' USR1 TERM
     mkdir -m 700 "$NODE_TEMP" || node_fail "cannot create $NODE_TEMP"
     trap node_clean EXIT
     if [[ $role == head ]]; then
@@ -86,13 +86,14 @@ node_main() { # head|worker: one Ray node in the foreground until USR1 or its de
     (trap '' USR1; exec ray start "${options[@]}") &
     RAY=$!
     local code=0
-    [[ -z ${STOPPING:-} ]] || kill -TERM "$RAY"
+    [[ -z ${STOPPING:-} ]] || kill -TERM "$RAY" 2>/dev/null || true
     wait "$RAY" || code=$?
     [[ -n ${STOPPING:-} ]] || node_fail "Ray ended with exit $code: $(tail -n 5 "$ATTEMPT/node.$NODE.log" | tr -s '\n ' ' ')"
     wait "$RAY" || true # the first wait ended with the signal
 }
 
 node_clean() { # keep Ray's logs, remove the temporary folder
+    trap '' USR1 TERM
     mkdir -p "$ATTEMPT/ray.$NODE"
     cp -r "$NODE_TEMP"/session_latest/logs/. "$ATTEMPT/ray.$NODE/" 2>/dev/null || true
     rm -rf "$NODE_TEMP"
