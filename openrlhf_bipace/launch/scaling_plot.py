@@ -10,7 +10,7 @@ from openrlhf_bipace.report.plot import COLOURS, STYLE
 if TYPE_CHECKING:
     from openrlhf_bipace.launch.scaling import Cell
 
-PHASES = ("generation", "make_experience", "ppo_train", "broadcast")
+PHASES = ("generation", "make_experience", "ppo_train", "broadcast")  # of metrics.jsonl's timing/*
 
 
 def draw(measured: list[Cell], path: Path) -> None:
@@ -59,4 +59,4 @@ def _phases(axes: Any, measured: list[Cell]) -> None:
         bottom = [a + b for a, b in zip(bottom, values, strict=True)]
     axes.invert_yaxis()
     axes.set(title="Seconds per iteration", xlabel="seconds")
-    axes.legend()
+    axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.14), ncols=len(PHASES))

@@ -61,7 +61,7 @@ node_fail() { # one line for the batch shell, which ends the job
 
 node_main() { # head|worker: one Ray node in the foreground until USR1 or its death
     local role=$1 address options
-    NODE=${SLURMD_NODENAME:-$(hostname)}
+    NODE=${BIPACE_NODE:-${SLURMD_NODENAME:-$(hostname)}}
     [[ -r $ATTEMPT/canary ]] || { echo "bipace: $NODE cannot read $ATTEMPT: not a shared file system" >&2; exit 1; }
     exec >>"$ATTEMPT/node.$NODE.log" 2>&1
     address=$(node_address) || node_fail "no numeric address (set BIPACE_NET_INTERFACE)"
