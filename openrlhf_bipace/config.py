@@ -72,6 +72,11 @@ class BipaceConfig:
     hgpo_k: int = _flag(2, "hgpo: the longest match is this many observations before the current one")
     hgpo_alpha: float = _flag(1.0, "hgpo: a match of k observations weighs (k + 1) ** alpha")
     ngram: int = _flag(2, "ngram partition: length of the word n-grams that are hashed")
+    loss_agg: str = _flag(
+        "token",
+        "what weighs the same in the policy loss of an optimizer step: every response token, turn or trajectory",
+        ["token", "turn", "trajectory"],
+    )
     run_dir: str = _flag("", "folder for this run's files (default: runs/<--logger.wandb.run_name>)")
     dump_hidden: bool = _flag(False, "store every turn's hidden state in the rollout dump (large)")
     verify_weights: bool = _flag(True, "compare the loaded weights with the model's files before training")
@@ -102,7 +107,13 @@ class AgentConfig:
 
     env: str = _flag("", "environment to act in; empty leaves rollouts to OpenRLHF")
     data: str = _flag("", "folder with the environment's data, where it needs one")
-    context: str = _flag("full", "what a turn reads: the whole conversation so far", ["full"])
+    context: str = _flag(
+        "full",
+        "what a turn reads: the whole conversation so far, one training row per trajectory, or the task, the last "
+        "--agent.history turns and the current observation, one row per turn [paper]",
+        ["full", "window"],
+    )
+    history: int = _flag(2, "context window: earlier turns that the prompt repeats [paper, verl-agent]")
     template: str = _flag(
         "react", "prompt: explain task, commands and answer format, or state only the essentials", ["react", "terse"]
     )
@@ -118,6 +129,7 @@ class AgentConfig:
 
     def __post_init__(self) -> None:
         _check_choices(self, "agent")
+        _require(self.history >= 0, "--agent.history", self.history, "an integer >= 0")
         _require(self.max_turns >= 0, "--agent.max_turns", self.max_turns, "an integer >= 0")
         _require(self.max_turn_tokens >= 1, "--agent.max_turn_tokens", self.max_turn_tokens, "an integer >= 1")
         _require(self.step_timeout > 0, "--agent.step_timeout", self.step_timeout, "seconds > 0")

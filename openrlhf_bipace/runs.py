@@ -67,6 +67,20 @@ class RunFolder:
         with (self.path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": step, **numbers}) + "\n")
 
+    def rewind(self, step: int) -> None:
+        """Forget what an earlier attempt wrote after iteration `step`: a resumed run will write it again."""
+        file = self.path / "metrics.jsonl"
+        if file.exists():
+            kept = [
+                line for line in file.read_text().splitlines() if line.strip() and json.loads(line)["step"] <= step
+            ]
+            partial = file.with_suffix(".partial")
+            partial.write_text("".join(f"{line}\n" for line in kept))
+            partial.replace(file)
+        for dump in self.rollouts.glob("*_*.parquet"):
+            if int(dump.stem.rpartition("_")[2]) > step:
+                dump.unlink()
+
     def metrics(self) -> list[dict[str, float]]:
         """Every line of metrics.jsonl, in the order written. Raises ValueError if the run has none."""
         file = self.path / "metrics.jsonl"

@@ -60,7 +60,6 @@ def test_kl_in_the_reward(refusal):
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
-        ("train.async_enable", None),
         ("train.dynamic_batch_enable", None),
         ("ds.ring_attn_size", 2),
         ("ds.tensor_parallel_size", 2),
@@ -69,6 +68,9 @@ def test_kl_in_the_reward(refusal):
         ("critic.model_name_or_path", "some/critic"),
         ("reward.clip_range", [-1, 1]),
         ("reward.overlong_buffer_len", 8),
+        ("actor.loss_agg_mode", "seq-mean-token-mean"),
+        ("actor.policy_loss_type", "gspo"),
+        ("algo.advantage.is_correction_level", "seq"),
         ("algo.advantage.gamma", 0.9),
         ("vllm.num_engines", 0),
         ("vllm.sync_backend", "nccl"),

@@ -23,7 +23,7 @@ from openrlhf_bipace.advantages.grpo import episode_advantage
 from openrlhf_bipace.advantages.hgpo import hgpo
 from openrlhf_bipace.advantages.returns import discounted_returns, from_trajectories
 from openrlhf_bipace.advantages.segments import Parts
-from openrlhf_bipace.advantages.tokens import to_tokens, write
+from openrlhf_bipace.advantages.tokens import loss_weights, to_tokens, write
 from openrlhf_bipace.config import BipaceConfig
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "from_trajectories",
     "is_ours",
     "leave_one_out_r2",
+    "loss_weights",
     "names",
     "needs_hidden",
     "state_only",

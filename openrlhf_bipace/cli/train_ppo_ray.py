@@ -118,12 +118,13 @@ def _install(args: Any, bipace: BipaceConfig, agent: AgentConfig, without_cuda: 
         os.environ[cpu.DTYPE_VARIABLE] = bipace.cpu_dtype
         rollout_arguments |= cpu.rollout_arguments()
     if agent.env:
+        from openrlhf_bipace.integration.async_trainer import AsyncAgentTrainer
         from openrlhf_bipace.integration.rollout_actor import RolloutActor
         from openrlhf_bipace.integration.trainer import AgentTrainer
 
         rollout_arguments["agent_config"] = agent
         rollout = RolloutActor
-        host.install_trainer(AgentTrainer)
+        host.install_trainers(AgentTrainer, AsyncAgentTrainer)
     host.install_rollout(rollout, rollout_arguments)
     if without_cuda:
         print(

@@ -2,7 +2,7 @@
 
 Two templates. ``react`` explains everything and asks for ``<think>…</think><action>…</action>``, the format of the
 BiPACE paper and of verl-agent. ``terse`` gives the bare facts, for tiny models warm-started on the format.
-To add one: a function of the same arguments as `_react_first`, and a line in `_FIRST` and in `_NEXT`.
+To add one: a function of the same arguments as `_react_first`, and a line in `_FIRST`, `_NEXT` and `_WINDOW`.
 """
 
 from __future__ import annotations
@@ -39,6 +39,28 @@ def next_user(task: str, observation: str, *, admissible: Sequence[str], show_ad
     return _choose(_NEXT, template)(task, observation, list(admissible) if show_admissible else [])
 
 
+def window_user(
+    task: str,
+    observation: str,
+    history: Sequence[tuple[str, str]],
+    *,
+    instructions: str,
+    template: str,
+    admissible: Sequence[str],
+    show_admissible: bool,
+    turn: int,
+    max_turns: int,
+) -> str:
+    """The only user message of a turn under ``--agent.context window``: everything the policy needs, in one prompt.
+
+    `history` holds (observation, action) of the last turns, oldest first, `turn` counts from 0; with an empty history
+    the message is `first_user`'s. The others as in `first_user`. ValueError for an unknown `template`.
+    """
+    compose = _choose(_WINDOW, template)
+    commands = list(admissible) if show_admissible else []
+    return compose(task, observation, history, instructions, commands, turn, max_turns)
+
+
 def _react_first(task: str, observation: str, instructions: str, commands: list[str], max_turns: int) -> str:
     limit = f" You have at most {max_turns} turns." if max_turns else ""
     rules = f"{instructions.strip()}\n\n" if instructions.strip() else ""
@@ -66,8 +88,42 @@ def _terse_next(task: str, observation: str, commands: list[str]) -> str:
     return f"{observation}{shown}\ntask : {task}"
 
 
+def _react_window(
+    task: str,
+    observation: str,
+    history: Sequence[tuple[str, str]],
+    instructions: str,
+    commands: list[str],
+    turn: int,
+    max_turns: int,
+) -> str:
+    now = observation
+    if history:
+        lines = [
+            f"Observation {i}:\n{seen}\nCommand {i}: {done or '(none: the answer was not in the format)'}"
+            for i, (seen, done) in enumerate(history, turn - len(history) + 1)
+        ]
+        lines = [f"You have taken {turn} turns so far; the last {len(history)}:", *lines]
+        now = "\n".join([*lines, f"Observation {turn + 1}:", observation])
+    return _react_first(task, now, instructions, commands, max_turns)
+
+
+def _terse_window(
+    task: str,
+    observation: str,
+    history: Sequence[tuple[str, str]],
+    instructions: str,
+    commands: list[str],
+    turn: int,
+    max_turns: int,
+) -> str:
+    past = "".join(f"{seen}\n{done}\n" for seen, done in history)
+    return past + _terse_next(task, observation, commands)
+
+
 _FIRST = {"react": _react_first, "terse": _terse_first}
 _NEXT = {"react": _react_next, "terse": _terse_next}
+_WINDOW = {"react": _react_window, "terse": _terse_window}
 
 
 def _choose(table: dict, template: str):

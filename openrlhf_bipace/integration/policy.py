@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from openrlhf.trainer.ray.ppo_actor import PolicyModelActor as _PolicyModelActor
+from openrlhf.trainer.ray import ppo_actor
 
+from openrlhf_bipace import advantages
 from openrlhf_bipace.integration.host import decoder_layers, undecorated, unwrap
+from openrlhf_bipace.integration.planned import PlannedTrainer
 from openrlhf_bipace.integration.weights import verify_loaded_weights
 
 Positions = list[list[int]]  # per row of a micro-batch: token indices to read
@@ -67,11 +69,18 @@ def capture(model: Any, layer: int, positions: Positions, attention_mask: torch.
         handle.remove()
 
 
-class PolicyActor(undecorated(_PolicyModelActor)):
+class PolicyActor(undecorated(ppo_actor.PolicyModelActor)):
     """OpenRLHF's policy actor; `forward` also returns hidden states when it is given positions."""
 
     def init_model_from_pretrained(self, strategy: Any, pretrain: str, *args: Any, **kwargs: Any) -> None:
-        """Upstream's; the loaded weights are compared with the files before a checkpoint or update changes them."""
+        """Upstream's; the loaded weights are compared with the files before a checkpoint or update changes them.
+
+        With our estimators the training loop is `PlannedTrainer`'s, which needs what upstream calls dynamic batching;
+        the strategy is this actor's own copy.
+        """
+        if advantages.is_ours(strategy.args.algo.advantage.estimator):
+            strategy.args.train.dynamic_batch_enable = strategy.use_dynamic_batch = True
+            ppo_actor.ActorPPOTrainer = PlannedTrainer
         if strategy.args.bipace.verify_weights:
             prepare = strategy.prepare
 
