@@ -20,23 +20,26 @@ case ${1:-} in alfworld | webshop | textcraft) ENVIRONMENT=$1 && shift ;; esac
 export RUN_DIR=${RUN_DIR:-${BIPACE_RUNS:-$BIPACE_ROOT/runs}/${SLURM_JOB_NAME}_${ENVIRONMENT}_${SLURM_JOB_ID}}
 DATA=${BIPACE_DATA:-$BIPACE_ROOT/data}/$ENVIRONMENT
 
-case $ENVIRONMENT in # turns, tokens of a whole episode, how the episode advantage is scaled
-    alfworld) AGENT=(--agent.max_turns 50 --data.max_len 32768 --bipace.episode_mode mean_std --agent.show_admissible) ;;
-    webshop) AGENT=(--agent.max_turns 15 --data.max_len 16384 --bipace.episode_mode mean --agent.show_admissible) ;;
-    textcraft) AGENT=(--agent.max_turns 40 --data.max_len 16384 --bipace.episode_mode mean_std) ;;
+case $ENVIRONMENT in # turns, tokens of a turn's prompt and response, how the episode advantage is scaled
+    alfworld) AGENT=(--agent.max_turns 50 --data.max_len 2560 --bipace.episode_mode mean_std --agent.show_admissible) ;;
+    webshop) AGENT=(--agent.max_turns 15 --data.max_len 4608 --bipace.episode_mode mean --agent.show_admissible) ;;
+    textcraft) AGENT=(--agent.max_turns 40 --data.max_len 4608 --bipace.episode_mode mean_std) ;;
 esac
-AGENT+=(--agent.env "$ENVIRONMENT" --agent.max_turn_tokens 512)
+AGENT+=(--agent.env "$ENVIRONMENT" --agent.context window --agent.history 2 --agent.max_turn_tokens 512)
+RANKS=$((NODES * GPUS_PER_NODE))
+PROMPTS=$((RANKS > 64 ? RANKS / 4 : 16)) # the paper's 16; beyond 64 GPUs more, so that every one has rollouts
 LEARNING=( # the paper's values for 1.5B; docs/estimators.md
     --algo.advantage.estimator bipace_q --bipace.layer -12 --bipace.epsilon 0.05 --bipace.episode_weighting step
     --bipace.gamma 0.95 --bipace.invalid_penalty 0.1 --algo.kl.use_loss --algo.kl.estimator k3 --algo.kl.init_coef 0.01
     --algo.advantage.is_correction_level token --actor.adam.lr 1e-6 --actor.lr_warmup_ratio 0
-    --rollout.batch_size 16 --rollout.n_samples_per_prompt 8 --train.batch_size 64
-    --data.max_samples 2400 # 150 iterations
+    --rollout.batch_size "$PROMPTS" --rollout.n_samples_per_prompt 8 --rollout.micro_batch_size 2
+    --train.batch_size 8 --train.micro_batch_size 2 # 8 trajectories: about verl-agent's mini-batch of 256 turns
+    --data.max_samples $((150 * PROMPTS))           # 150 iterations
 )
 LAYOUT=( # every GPU holds a share of the policy and, while it sleeps, an engine
     --actor.model_name_or_path "${MODEL:-Qwen/Qwen2.5-1.5B-Instruct}"
     --actor.num_nodes "$NODES" --actor.num_gpus_per_node "$GPUS_PER_NODE"
-    --ref.num_nodes "$NODES" --ref.num_gpus_per_node "$GPUS_PER_NODE" --vllm.num_engines $((NODES * GPUS_PER_NODE))
+    --ref.num_nodes "$NODES" --ref.num_gpus_per_node "$GPUS_PER_NODE" --vllm.num_engines "$RANKS"
     --train.colocate_all --vllm.enable_sleep --ds.enable_sleep --vllm.gpu_memory_utilization 0.6
     --vllm.enable_prefix_caching --ds.zero_stage 2 --ds.packing_samples --actor.gradient_checkpointing_enable
 )

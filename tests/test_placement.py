@@ -119,9 +119,13 @@ def test_layouts_that_upstream_asserts_against(changes, message):
     ],
 )
 def test_batches_that_do_not_divide(changes, message):
-    check_batches(FLAGS)
+    check_batches(FLAGS, pads=False)
     with pytest.raises(ValueError, match=message):
-        check_batches(FLAGS | changes)
+        check_batches(FLAGS | changes, pads=False)
+
+
+def test_our_batches_are_padded():
+    check_batches(FLAGS | {"train.batch_size": 7}, pads=True)
 
 
 def memory(members: str, gpu_gib: float = 80, **changes) -> Estimate:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from openrlhf_bipace import advantages
 from openrlhf_bipace.config import LaunchConfig
 from openrlhf_bipace.launch.memory import Estimate, ModelShape, Training, estimate, shortfalls
 from openrlhf_bipace.launch.placement import Layout, Slot, check_batches
@@ -60,7 +61,7 @@ def plan(flags: Mapping[str, Any], config: LaunchConfig) -> tuple[str, list[str]
     layout = Layout.from_flags(flags)
     nodes, per_node, gpu_gib, assumed = machine(config, layout.gpus)
     slots = layout.place(nodes, per_node)
-    check_batches(flags)
+    check_batches(flags, pads=advantages.is_ours(flags["algo.advantage.estimator"]))
     training = Training.from_flags(flags)
     shape = model_shape(flags["actor.model_name_or_path"])
     kinds = {slot.members: ", ".join(sorted(slot.members)) for slot in slots}

@@ -142,8 +142,12 @@ class Layout:
         return f"engine {bundle // self.tensor_parallel}" if member == "engine" else f"{member} {bundle}"
 
 
-def check_batches(flags: Mapping[str, Any]) -> None:
-    """Raise ValueError for batch sizes that do not divide over the policy's ranks (upstream asserts it, late)."""
+def check_batches(flags: Mapping[str, Any], pads: bool) -> None:
+    """Raise ValueError for batch sizes that leave policy ranks without work, which upstream answers with an assertion.
+
+    Args:
+        pads: the estimator is one of ours, whose batches are padded to the ranks; upstream's have to divide.
+    """
     ranks = flags["actor.num_nodes"] * flags["actor.num_gpus_per_node"]
     rows = flags["rollout.batch_size"] * flags["rollout.n_samples_per_prompt"]
     if rows // flags["rollout.micro_batch_size"] < ranks:
@@ -152,7 +156,7 @@ def check_batches(flags: Mapping[str, Any]) -> None:
             f"{flags['rollout.micro_batch_size']} are too few for {ranks} policy ranks"
         )
     step = flags["train.micro_batch_size"] * ranks
-    if flags["train.batch_size"] % step:
+    if flags["train.batch_size"] % step and not pads:
         raise ValueError(
             f"--train.batch_size: got {flags['train.batch_size']}, allowed: a multiple of {step} "
             f"(--train.micro_batch_size {flags['train.micro_batch_size']} x {ranks} policy ranks)"
