@@ -404,7 +404,6 @@ def test_ray_over_two_machines_without_slurm(tmp_path):
     env = os.environ | {
         "NNODES": "2", "HEAD_ADDRESS": address, "HEAD_PORT": str(port), "RUN_DIR": str(tmp_path), "BIPACE_CPUS": "2",
         "BIPACE_GPUS_PER_NODE": "1", "BIPACE_OBJECT_STORE_MB": "100", "BIPACE_PYTHON": sys.executable,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }  # fmt: skip
     nodes = [
         subprocess.Popen(

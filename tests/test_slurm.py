@@ -20,7 +20,12 @@ SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os
 LIB = ROOT / "slurm" / "lib" / "ray_cluster.sh"
 FAKES = Path(__file__).parent / "slurm" / "fakes.sh"
 SCRIPTS = sorted(
-    [*ROOT.glob("slurm/*.sh"), LIB, *ROOT.glob("examples/scripts/*.sh"), *ROOT.glob("tests/slurm/*.sh")],
+    [
+        *ROOT.glob("slurm/*.sh"),
+        *ROOT.glob("slurm/lib/*.sh"),
+        *ROOT.glob("examples/scripts/*.sh"),
+        *ROOT.glob("tests/slurm/*.sh"),
+    ],
     key=str,
 )
 

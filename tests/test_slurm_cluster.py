@@ -41,7 +41,6 @@ def cluster(tmp_path_factory):
             "BIPACE_TEST_ROOT": str(ROOT),
             "BIPACE_PYTHON": sys.executable,
             "BIPACE_OBJECT_STORE_MB": "200",
-            "PATH": f"{Path(sys.executable).parent}:{running.env['PATH']}",
             "PYTHONPATH": str(ROOT),
         }
         yield running

@@ -19,20 +19,20 @@ if ((NODE_RANK == 0)); then
     rm -rf "$ATTEMPT"
     mkdir -p "$ATTEMPT"
     touch "$ATTEMPT/canary"
-    bash "$BIPACE_LIB" head &
+    bash "$RAY_NODE" head &
 else
     until (exec 3<>"/dev/tcp/$HEAD_ADDRESS/$HEAD_PORT") 2>/dev/null; do
         ((SECONDS < ${BIPACE_HEAD_DEADLINE:-180})) || { say "nothing listens on $HEAD_ADDRESS:$HEAD_PORT"; exit "$UNAVAILABLE"; }
         sleep "$POLL"
     done
-    bash "$BIPACE_LIB" worker &
+    bash "$RAY_NODE" worker &
 fi
 NODE_PID=$!
 trap 'kill -TERM "$NODE_PID" 2>/dev/null || true; wait "$NODE_PID" || true' EXIT
 
 if ((NODE_RANK == 0)); then
     code=0
-    bash "$BIPACE_LIB" driver "$NNODES" "$@" || code=$?
+    bash "$RAY_NODE" driver "$NNODES" "$@" || code=$?
     echo "$code" >"$ATTEMPT/done"
     exit "$code"
 fi

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-UNAVAILABLE = 69  # exit code, as in slurm/lib/ray_cluster.sh
+UNAVAILABLE = 69  # exit code, as in slurm/lib/ray_node.sh
 # What OpenRLHF's own ray.init passes on
 HOST_VARIABLES = {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
 

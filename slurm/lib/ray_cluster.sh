@@ -1,116 +1,19 @@
-#!/usr/bin/env bash
-# Ray across the nodes of an allocation, and one driver on it. docs/slurm.md explains every setting and message.
+# shellcheck shell=bash
+# Ray across the nodes of an allocation, and one driver on it, for job scripts; docs/slurm.md explains every setting and
+# message.
 #
-#   source slurm/lib/ray_cluster.sh          in a job script: bipace_setup, then
-#   bipace_run COMMAND...                    the driver; its exit code is the job's
-#   bash slurm/lib/ray_cluster.sh head|worker|driver ...     what the steps run on the nodes
+#   source slurm/lib/ray_cluster.sh
+#   bipace_setup              the site's settings; sets NODES and GPUS_PER_NODE
+#   bipace_run COMMAND...     starts Ray, runs COMMAND as the driver; its exit code is the job's
 #
-# Needs RUN_DIR: the run folder, on a file system that every node sees. Settings (slurm/site.env): see site.env.example.
+# Needs RUN_DIR: the run folder, on a file system that every node sees.
 
-BIPACE_LIB=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/ray_cluster.sh
-BIPACE_ROOT=${BIPACE_LIB%/slurm/lib/*}
-STOPPED=75     # the trainer's exit code when it stopped at request, checkpoint saved
-UNAVAILABLE=69 # ours: Ray did not come up, a node was lost, ...
+BIPACE_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+RAY_NODE=$BIPACE_ROOT/slurm/lib/ray_node.sh
+STOPPED=75             # the trainer's exit code when it stopped at request, checkpoint saved
 POLL=${BIPACE_POLL:-1} # seconds between two looks at a condition
-
-say() { printf 'bipace: %s\n' "$*"; }
-
-# ---- on the nodes ------------------------------------------------------------------------------------------------
-
-node_gpus() { # GPUs that SLURM gave to this node
-    if [[ -n ${BIPACE_GPUS_PER_NODE:-} ]]; then
-        echo "$BIPACE_GPUS_PER_NODE"
-    elif [[ -n ${SLURM_GPUS_ON_NODE:-} ]]; then
-        echo "${SLURM_GPUS_ON_NODE##*:}"
-    elif command -v nvidia-smi >/dev/null; then
-        nvidia-smi -L | grep -c '^GPU'
-    else
-        echo 0
-    fi
-}
-
-node_address() { # numeric IPv4 address that the other nodes reach
-    local address
-    if [[ -n ${BIPACE_NET_INTERFACE:-} ]]; then
-        address=$(ip -4 -o address show dev "$BIPACE_NET_INTERFACE" | awk '{sub("/.*", "", $4); print $4; exit}')
-    else
-        address=$(getent ahostsv4 "$(hostname)" | awk '$1 !~ /^127/ {print $1; exit}' || true)
-        [[ -n $address ]] || address=$(hostname -I 2>/dev/null | tr ' ' '\n' | grep -m1 -E '^[0-9.]+$' || true)
-    fi
-    [[ -n $address ]] && echo "$address"
-}
-
-free_port_block() { # first of 4 ports from the job id, below the ephemeral range; the next block if one is taken
-    local block=$1 listening port taken
-    listening=$(awk '$4 == "0A" {sub(".*:", "", $2); print $2}' /proc/net/tcp /proc/net/tcp6 2>/dev/null || true)
-    for _ in {1..5000}; do
-        block=$((block % 5000)) taken=
-        for port in {0..3}; do
-            [[ $listening != *$(printf '%04X' $((10000 + 4 * block + port)))* ]] || taken=yes
-        done
-        [[ -n $taken ]] || { echo $((10000 + 4 * block)); return; }
-        block=$((block + 1))
-    done
-    return 1
-}
-
-node_fail() { # one line for the batch shell, which ends the job
-    say "$NODE: $1" | tee "$ATTEMPT/failed.$NODE"
-    exit "$UNAVAILABLE"
-}
-
-node_main() { # head|worker: one Ray node in the foreground until USR1 or its death
-    local role=$1 address options
-    NODE=${BIPACE_NODE:-${SLURMD_NODENAME:-$(hostname)}}
-    [[ -r $ATTEMPT/canary ]] || { echo "bipace: $NODE cannot read $ATTEMPT: not a shared file system" >&2; exit 1; }
-    exec >>"$ATTEMPT/node.$NODE.log" 2>&1
-    address=$(node_address) || node_fail "no numeric address (set BIPACE_NET_INTERFACE)"
-    NODE_TEMP="${BIPACE_TMP:-/tmp}/bp$BIPACE_JOB.$RESTARTS.${role::1}${SLURM_NODEID:-${NODE_RANK:-0}}"
-    ((${#NODE_TEMP} <= 40)) || node_fail "$NODE_TEMP is too long for Ray's sockets (shorten BIPACE_TMP)"
-    RAY=
-    trap 'STOPPING=yes; [[ -z $RAY ]] || kill -TERM "$RAY" 2>/dev/null || true' USR1 TERM
-    mkdir -m 700 "$NODE_TEMP" || node_fail "cannot create $NODE_TEMP"
-    trap node_clean EXIT
-    if [[ $role == head ]]; then
-        options=(--head --port="$HEAD_PORT" --ray-client-server-port=$((HEAD_PORT + 1)) --dashboard-port=$((HEAD_PORT + 2))
-            --include-dashboard="${BIPACE_DASHBOARD:-false}")
-        address=${HEAD_ADDRESS:-$address}
-    else
-        options=(--address="$HEAD_ADDRESS:$HEAD_PORT")
-    fi
-    options+=(--node-ip-address="$address" --temp-dir="$NODE_TEMP" --num-gpus="$(node_gpus)"
-        --num-cpus="${BIPACE_CPUS:-${SLURM_CPUS_ON_NODE:-$(nproc)}}" --min-worker-port=0 --max-worker-port=0
-        --disable-usage-stats --block)
-    [[ -z ${BIPACE_OBJECT_STORE_MB:-} ]] || options+=(--object-store-memory=$((BIPACE_OBJECT_STORE_MB * 1000000)))
-    # USR1 is for this shell: SLURM sends it to every process of the step, and Ray's inherit that they ignore it.
-    (trap '' USR1; exec ray start "${options[@]}") &
-    RAY=$!
-    local code=0
-    [[ -z ${STOPPING:-} ]] || kill -TERM "$RAY" 2>/dev/null || true
-    wait "$RAY" || code=$?
-    [[ -n ${STOPPING:-} ]] || node_fail "Ray ended with exit $code: $(tail -n 5 "$ATTEMPT/node.$NODE.log" | tr -s '\n ' ' ')"
-    wait "$RAY" || true # the first wait ended with the signal
-}
-
-node_clean() { # keep Ray's logs, remove the temporary folder
-    trap '' USR1 TERM
-    mkdir -p "$ATTEMPT/ray.$NODE"
-    cp -r "$NODE_TEMP"/session_latest/logs/. "$ATTEMPT/ray.$NODE/" 2>/dev/null || true
-    rm -rf "$NODE_TEMP"
-}
-
-driver_main() { # NODES COMMAND...: wait until Ray counts every node and GPU, then become the driver
-    local nodes=$1
-    shift
-    export RAY_ADDRESS="$HEAD_ADDRESS:$HEAD_PORT"
-    local gpus=$((nodes * $(node_gpus)))
-    "${BIPACE_PYTHON:-python}" -m openrlhf_bipace.integration.cluster --nodes "$nodes" --gpus "$gpus" \
-        --deadline "${BIPACE_NODES_DEADLINE:-300}" || exit $?
-    touch "$ATTEMPT/ready"
-    exec "$@"
-}
-
-# ---- in the batch shell ------------------------------------------------------------------------------------------
+# shellcheck source=slurm/lib/ray_node.sh
+source "$RAY_NODE"
 
 bipace_setup() { # the site's settings, modules, GPUS_PER_NODE and NODES for the job script
     local site=$BIPACE_ROOT/slurm/site.env module
@@ -156,6 +59,20 @@ bipace_run() { # COMMAND...: start Ray, run the driver, end both; exits with the
     end_of_driver "$DRIVER_CODE"
 }
 
+free_port_block() { # first of 4 ports from the job id, below the ephemeral range; the next block if one is taken
+    local block=$1 listening port taken
+    listening=$(awk '$4 == "0A" {sub(".*:", "", $2); print $2}' /proc/net/tcp /proc/net/tcp6 2>/dev/null || true)
+    for _ in {1..5000}; do
+        block=$((block % 5000)) taken=
+        for port in {0..3}; do
+            [[ $listening != *$(printf '%04X' $((10000 + 4 * block + port)))* ]] || taken=yes
+        done
+        [[ -n $taken ]] || { echo $((10000 + 4 * block)); return; }
+        block=$((block + 1))
+    done
+    return 1
+}
+
 begin_attempt() { # the attempt's folder, the tracker's id, no stop left over
     mkdir -p "$ATTEMPT" || { say "cannot create $ATTEMPT"; exit "$UNAVAILABLE"; }
     echo "$BIPACE_JOB.$RESTARTS" >"$ATTEMPT/canary"
@@ -181,9 +98,9 @@ start_step() { # NAME HOSTS ROLE ...: one srun, inside the container if there is
         *) finish 2 "BIPACE_CONTAINER: got '$BIPACE_CONTAINER', allowed: nothing, apptainer:FILE or pyxis:IMAGE" ;;
     esac
     if [[ $name == driver ]]; then # its output is the job's
-        srun "${options[@]}" "${wrap[@]}" bash "$BIPACE_LIB" "$@" > >(tee -a "$ATTEMPT/driver.log") 2>&1 &
+        srun "${options[@]}" "${wrap[@]}" bash "$RAY_NODE" "$@" > >(tee -a "$ATTEMPT/driver.log") 2>&1 &
     else
-        srun "${options[@]}" "${wrap[@]}" bash "$BIPACE_LIB" "$@" >"$ATTEMPT/srun.$name.log" 2>&1 &
+        srun "${options[@]}" "${wrap[@]}" bash "$RAY_NODE" "$@" >"$ATTEMPT/srun.$name.log" 2>&1 &
     fi
     STEP[$name]=$!
 }
@@ -247,12 +164,14 @@ ask_to_stop() { # USR2: the trainer looks for this file after every step
     touch "$RUN_DIR/stop"
 }
 
-requeue() {
+requeue() { # SLURM ends this shell and starts the job again
+    trap '' USR2
+    trap 'exit "$STOPPED"' TERM
     end_steps
     echo "$STOPPED stopped at a step boundary, requeued" >"$ATTEMPT/outcome"
     say "checkpoint saved; requeue $((RESTARTS + 1)) of at most $MAX_REQUEUES"
     scontrol requeue "$BIPACE_JOB" || finish "$STOPPED" "checkpoint saved, but scontrol requeue failed: submit again to go on"
-    while :; do sleep "$POLL"; done # SLURM ends this shell
+    while :; do sleep "$POLL"; done
 }
 
 finish() { # CODE REASON: the one line, then end our own steps
@@ -282,12 +201,3 @@ end_steps() { # USR1, once: the node scripts end Ray and keep its logs; what las
 signal_step() { # NAME SIGNAL: to our own srun, which passes USR1 on and answers TERM by ending its step
     kill -s "$2" "${STEP[$1]}" 2>/dev/null || true
 }
-
-if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
-    set -euo pipefail
-    case ${1:-} in
-        head | worker) node_main "$1" ;;
-        driver) driver_main "${@:2}" ;;
-        *) echo "usage: ray_cluster.sh head|worker|driver NODES COMMAND...; source it in a job script" >&2; exit 2 ;;
-    esac
-fi
