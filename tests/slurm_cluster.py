@@ -79,6 +79,7 @@ class Cluster:
         self.env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PATH": f"{os.environ['PATH']}:{SBIN}"}
 
     def __enter__(self) -> Cluster:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a test run that is ended still cleans up
         try:
             self._configure()
             self._munge()

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A tiny model on `rooms` over the nodes of a job, for tests: half of the GPUs hold the policy, half an engine each.
+# A tiny model on `rooms` over the nodes of a job, for tests: half of the GPUs hold the policy, one an engine.
 # TINY is a folder with model/ and train.jsonl; further arguments go to the trainer.
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -16,7 +16,7 @@ export RUN_DIR=${RUN_DIR:?}
 HALF=$((NODES * GPUS_PER_NODE / 2))
 FLAGS=(
     --actor.model_name_or_path "$TINY/model" --actor.num_nodes 1 --actor.num_gpus_per_node "$HALF"
-    --vllm.num_engines "$HALF" --vllm.enable_prefix_caching
+    --vllm.num_engines 1 --vllm.enable_prefix_caching
     --agent.env rooms --agent.template terse --agent.max_turns 4 --agent.max_turn_tokens 8 --agent.seed_requests
     --data.prompt_dataset "$TINY/train.jsonl" --data.label_key label --data.max_len 512
     --rollout.batch_size 4 --rollout.n_samples_per_prompt 4 --rollout.micro_batch_size 4
