@@ -173,7 +173,21 @@ class AgentConfig:
             _require(getattr(self, name) >= 0, f"--agent.{name}", getattr(self, name), "a number >= 0")
 
 
-SECTIONS = {"bipace": BipaceConfig, "agent": AgentConfig}
+@dataclass(slots=True)
+class LaunchConfig:
+    """Where it runs: what --dry_run plans for, how long a cluster is waited for."""
+
+    nodes: int = _flag(0, "--dry_run: nodes there are (0: SLURM's, else as many as the flags ask for)")
+    gpus_per_node: int = _flag(0, "--dry_run: GPUs a node has (0: this machine's, 8 where there is none)")
+    gpu_memory: float = _flag(0.0, "--dry_run: GiB a GPU has (0: this machine's, 80 where there is none)")
+    deadline: float = _flag(300.0, "seconds to wait for GPUs that the Ray cluster does not have or has in use")
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "gpus_per_node", "gpu_memory", "deadline"):
+            _require(getattr(self, name) >= 0, f"--launch.{name}", getattr(self, name), "a number >= 0")
+
+
+SECTIONS = {"bipace": BipaceConfig, "agent": AgentConfig, "launch": LaunchConfig}
 
 
 def _require(ok: bool, flag: str, got: Any, allowed: str) -> None:
@@ -205,7 +219,7 @@ def add_flags(parser: argparse.ArgumentParser, sections: Sequence[str] = tuple(S
             group.add_argument(f"--{section}.{f.name}", **options)
 
 
-def from_args(section: str, args: Any) -> BipaceConfig | AgentConfig:
+def from_args(section: str, args: Any) -> BipaceConfig | AgentConfig | LaunchConfig:
     """The section's dataclass from a namespace whose attributes are the flags without the dashes.
 
     Raises ValueError naming a bad flag.
