@@ -140,7 +140,34 @@ def run_module(module: str, words: list[str], folder: Path, timeout: int = 600) 
     return done.stdout
 
 
+def model_of(folder: Path):
+    """The checkpoint in `folder` as a transformers model in fp32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def training_rows(path: Path) -> list[list[dict]]:
+    """The turns of a dump, one list per training row."""
+    from openrlhf_bipace.rollout.dump import read_rollouts
+
+    out: list[list[dict]] = []
+    for row in read_rollouts(path):
+        if row["new_row"]:
+            out.append([])
+        out[-1].append(row)
+    return out
+
+
 @pytest.fixture(scope="session")
 def helpers() -> SimpleNamespace:
     """The functions above: with importlib mode a test cannot import its conftest."""
-    return SimpleNamespace(root=ROOT, base_flags=base_flags, argv=argv, run_module=run_module)
+    return SimpleNamespace(
+        root=ROOT,
+        base_flags=base_flags,
+        argv=argv,
+        run_module=run_module,
+        model_of=model_of,
+        training_rows=training_rows,
+    )
