@@ -30,6 +30,8 @@ BASE = """\
 set -euo pipefail
 """
 
+SCRIPT = sbatch.Script(BASE, ("/repo/job.sh", "textcraft"), "/repo")
+
 ONE = """\
 #!/usr/bin/env bash
 #SBATCH --job-name=n2-b16-gigpo
@@ -39,6 +41,7 @@ ONE = """\
 #SBATCH --signal=B:USR2@600
 #SBATCH --output=/study/jobs/n2.log
 set -euo pipefail
+export BIPACE_ROOT=/repo
 export RUN_DIR='/study/a folder'
 exec bash /repo/job.sh textcraft \\
     --train.seed 3 \\
@@ -55,12 +58,13 @@ ARRAY = """\
 #SBATCH --signal=B:USR2@600
 #SBATCH --array=0,2%1
 set -euo pipefail
+export BIPACE_ROOT=/repo
 CELLS=(gigpo-seed1 gigpo-seed2 bipace_q-seed1)
 CELL=${CELLS[$SLURM_ARRAY_TASK_ID]}
 ESTIMATOR=${CELL%-seed*}
 SEED=${CELL##*-seed}
 export RUN_DIR=/study/$CELL
-exec bash /repo/job.sh \\
+exec bash /repo/job.sh textcraft \\
     --algo.advantage.estimator "$ESTIMATOR" \\
     --train.seed "$SEED" \\
     --eval.steps 5
@@ -84,14 +88,14 @@ exec python -m openrlhf_bipace.cli.study scaling \\
 
 def one() -> str:
     changes = {"job-name": "n2-b16-gigpo", "nodes": "2", "output": "/study/jobs/n2.log"}
-    words = ["textcraft", "--train.seed", "3", "--actor.eps_clip_low_high", "0.2", "0.28", "--name"] + ["two words"]
-    return sbatch.run_script(BASE, "/repo/job.sh", changes, "/study/a folder", words)
+    words = ["--train.seed", "3", "--actor.eps_clip_low_high", "0.2", "0.28", "--name"] + ["two words"]
+    return SCRIPT.one(changes, "/study/a folder", words)
 
 
 def array() -> str:
     cells = ["gigpo-seed1", "gigpo-seed2", "bipace_q-seed1"]
     changes = {"job-name": "study", "array": "0,2%1"}
-    return sbatch.run_array(BASE, "/repo/job.sh", changes, "/study", cells, ["--eval.steps", "5"])
+    return SCRIPT.array(changes, "/study", cells, ["--eval.steps", "5"])
 
 
 def report() -> str:
@@ -109,7 +113,7 @@ def test_snapshots(text, expected):
 
 
 def test_the_array_task_gets_its_estimator_and_seed():
-    text = array().replace("exec bash /repo/job.sh", "echo $RUN_DIR")
+    text = array().replace("exec bash /repo/job.sh textcraft", "echo $RUN_DIR")
     done = subprocess.run(
         ["bash"], input=text, text=True, capture_output=True, env=os.environ | {"SLURM_ARRAY_TASK_ID": "2"}
     )
