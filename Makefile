@@ -8,7 +8,7 @@ PIP_ARGS ?=
 STAMP := $(VENV)/.installed-$(BACKEND)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast lint clean
+.PHONY: help install demo test test-fast test-slurm lint clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -34,6 +34,9 @@ test: $(STAMP) ## Run every test, the real stack included
 
 test-fast: $(STAMP) ## Run the pure tests only (under a minute)
 	$(BIN)/python -m pytest -m "not stack"
+
+test-slurm: $(STAMP) ## Submit real jobs to an emulated two-node SLURM cluster (Debian's slurm-wlm and munge, as root)
+	$(BIN)/python -m pytest tests/test_slurm.py tests/test_slurm_cluster.py
 
 lint: $(STAMP) ## Check style
 	$(BIN)/ruff check .

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -132,7 +132,7 @@ class BipaceConfig:
 class AgentConfig:
     """The agent loop: environment, prompt, budgets."""
 
-    env: str = _flag("", "environment to act in; empty leaves rollouts to OpenRLHF")
+    env: str = _flag("", "environment to act in, by name or path/to/file.py:Class; empty leaves rollouts to OpenRLHF")
     data: str = _flag("", "folder with the environment's data, where it needs one")
     context: str = _flag(
         "full",
@@ -148,7 +148,15 @@ class AgentConfig:
     show_admissible: bool = _flag(False, "list the admissible commands in every observation")
     max_turns: int = _flag(0, "turns per episode (0: the environment's own default)")
     max_turn_tokens: int = _flag(512, "tokens per response; --rollout.max_new_tokens is not a per-turn cap")
-    step_timeout: float = _flag(60.0, "seconds an environment may take to reset or step")
+    step_timeout: float = _flag(60.0, "seconds an environment may take for a step")
+    reset_timeout: float = _flag(300.0, "seconds an environment may take to start an episode")
+    env_workers: int = _flag(
+        0, "environments at once per rollout actor (0: 1024 threads where safe, else 8 processes per core)"
+    )
+    env_recycle: int = _flag(500, "episodes after which an environment is replaced by a fresh one (0: never)")
+    env_memory: float = _flag(
+        4.0, "GiB after which an environment's process is replaced; at twice that its episode fails (0: no limit)"
+    )
     seed_requests: bool = _flag(
         False, "seed every response by task, sample and turn: reproducible rollouts, slower for large batches"
     )
@@ -160,9 +168,26 @@ class AgentConfig:
         _require(self.max_turns >= 0, "--agent.max_turns", self.max_turns, "an integer >= 0")
         _require(self.max_turn_tokens >= 1, "--agent.max_turn_tokens", self.max_turn_tokens, "an integer >= 1")
         _require(self.step_timeout > 0, "--agent.step_timeout", self.step_timeout, "seconds > 0")
+        _require(self.reset_timeout > 0, "--agent.reset_timeout", self.reset_timeout, "seconds > 0")
+        for name in ("env_workers", "env_recycle", "env_memory"):
+            _require(getattr(self, name) >= 0, f"--agent.{name}", getattr(self, name), "a number >= 0")
 
 
-SECTIONS = {"bipace": BipaceConfig, "agent": AgentConfig}
+@dataclass(slots=True)
+class LaunchConfig:
+    """Where it runs: what --dry_run plans for, how long a cluster is waited for."""
+
+    nodes: int = _flag(0, "--dry_run: nodes there are (0: SLURM's, else as many as the flags ask for)")
+    gpus_per_node: int = _flag(0, "--dry_run: GPUs a node has (0: this machine's, 8 where there is none)")
+    gpu_memory: float = _flag(0.0, "--dry_run: GiB a GPU has (0: this machine's, 80 where there is none)")
+    deadline: float = _flag(300.0, "seconds to wait for GPUs that the Ray cluster does not have or has in use")
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "gpus_per_node", "gpu_memory", "deadline"):
+            _require(getattr(self, name) >= 0, f"--launch.{name}", getattr(self, name), "a number >= 0")
+
+
+SECTIONS = {"bipace": BipaceConfig, "agent": AgentConfig, "launch": LaunchConfig}
 
 
 def _require(ok: bool, flag: str, got: Any, allowed: str) -> None:
@@ -178,9 +203,9 @@ def _check_choices(config: Any, section: str) -> None:
             _require(got in choices, f"--{section}.{f.name}", got, " | ".join(choices))
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add every flag of both sections to `parser`, one help group per section."""
-    for section, cls in SECTIONS.items():
+def add_flags(parser: argparse.ArgumentParser, sections: Sequence[str] = tuple(SECTIONS)) -> None:
+    """Add every flag of `sections` to `parser`, one help group per section."""
+    for section, cls in ((section, SECTIONS[section]) for section in sections):
         group = parser.add_argument_group(f"openrlhf_bipace: --{section}.*", (cls.__doc__ or "").split("\n")[0])
         for f in fields(cls):
             default = f.default
@@ -194,7 +219,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             group.add_argument(f"--{section}.{f.name}", **options)
 
 
-def from_args(section: str, args: Any) -> BipaceConfig | AgentConfig:
+def from_args(section: str, args: Any) -> BipaceConfig | AgentConfig | LaunchConfig:
     """The section's dataclass from a namespace whose attributes are the flags without the dashes.
 
     Raises ValueError naming a bad flag.

@@ -11,6 +11,12 @@ import math
 from pathlib import Path
 from typing import Any
 
+STOPPED = 75  # exit code of a training that stopped at request, its checkpoint saved
+
+
+class StopRequested(Exception):
+    """Somebody made the run folder's `stop` file: training ended at a step boundary, after its checkpoint."""
+
 
 class RunFolder:
     """One run's files. Creating the object touches nothing; `create` does."""
@@ -34,6 +40,10 @@ class RunFolder:
             raise ValueError(
                 f"--bipace.run_dir: got {str(self.path)!r} ({error.strerror}), allowed: a writable folder"
             ) from None
+
+    def stop_requested(self) -> bool:
+        """Whether the run folder holds a file `stop`."""
+        return (self.path / "stop").exists()
 
     def write_json(self, name: str, values: dict[str, Any]) -> None:
         """Store `values` as file `name`, replacing it as a whole."""

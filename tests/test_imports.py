@@ -21,12 +21,14 @@ LAYERS = {
     "advantages": 1,
     "clustering": 1,
     "envs": 1,
+    "data": 2,
     "rollout": 2,
     "lab": 3,
+    "evaluation": 3,
     "integration": 3,
     "report": 3,
-    "launch": 3,
-    "cli": 4,
+    "launch": 4,
+    "cli": 5,
 }
 # The two edges inside a layer: what a partition and an action key are made of.
 SIDEWAYS = {("advantages", "clustering"), ("advantages", "envs.actions")}

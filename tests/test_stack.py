@@ -14,7 +14,17 @@ pytestmark = pytest.mark.stack
 
 LAYOUTS = {
     "zero2": {"ds.zero_stage": 2},
-    "zero2-two-ranks": {"ds.zero_stage": 2, "actor.num_gpus_per_node": 2},
+    "window-two-ranks": {
+        "agent.context": "window",
+        "agent.history": 1,
+        "ds.zero_stage": 2,
+        "actor.num_gpus_per_node": 2,
+        "actor.gradient_checkpointing_enable": None,
+        "train.batch_size": 8,  # two optimizer steps
+        "train.micro_batch_size": 3,
+        "rollout.micro_batch_size": 5,
+        "bipace.loss_agg": "turn",
+    },
     "zero3-kl": {
         "ds.zero_stage": 3,
         "algo.kl.init_coef": 0.01,
@@ -24,21 +34,9 @@ LAYOUTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def warm(tmp_path_factory) -> Path:
-    """A policy that gives some valid actions, so that updates are not zero: briefly cloned, three layers."""
-    from openrlhf_bipace.lab import tiny, warmstart
-
-    folder = tmp_path_factory.mktemp("warm")
-    start = warmstart.clone("rooms", episodes=200, steps=60, progress=False)
-    tiny.save(start.model, start.tokenizer, folder)
-    return folder
-
-
 @pytest.fixture(scope="module", params=LAYOUTS)
-def run(request, warm, rooms_tasks, tmp_path_factory) -> SimpleNamespace:
+def run(request, warm, rooms_tasks, helpers, tmp_path_factory) -> SimpleNamespace:
     """Two iterations in one layout, greedy evaluation before and after each, every checkpoint kept."""
-    helpers = request.getfixturevalue("stack_helpers")
     out = tmp_path_factory.mktemp(request.param)
     flags = helpers.base_flags(warm, rooms_tasks.train, out) | {
         "eval.dataset": rooms_tasks.held_out,
@@ -65,30 +63,19 @@ def run(request, warm, rooms_tasks, tmp_path_factory) -> SimpleNamespace:
     )
 
 
-@pytest.fixture(scope="module")
-def stack_helpers():
-    """conftest's functions for module-scoped fixtures."""
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("stack_conftest", Path(__file__).parent / "conftest.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def model_of(folder: Path):
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def conversations(path: Path) -> list[list[dict]]:
-    """The turns of a dump, one list per trajectory."""
+def training_rows(path: Path) -> list[list[dict]]:
+    """The turns of a dump, one list per training row."""
     from openrlhf_bipace.rollout.dump import read_rollouts
 
     out: list[list[dict]] = []
     for row in read_rollouts(path):
-        if row["turn"] == 0:
+        if row["new_row"]:
             out.append([])
         out[-1].append(row)
     return out
@@ -126,7 +113,7 @@ def test_weights_changed_and_reached_the_engine(run):
     for k, weights in enumerate(run.weights):
         model = model_of(weights)
         tokens = []
-        for turns in conversations(run.rollouts / f"eval_{k:06d}.parquet"):
+        for turns in training_rows(run.rollouts / f"eval_{k:06d}.parquet"):
             context: list[int] = []
             for turn in turns:
                 context += turn["prompt_ids"]
@@ -152,7 +139,7 @@ def test_hidden_vectors_equal_transformers(run):
     """hidden_states[-2] at the last prompt token of every turn, of the weights that scored the rollout."""
     for k in (1, 2):
         model = model_of(run.weights[k - 1])
-        for turns in conversations(run.rollouts / f"step_{k:06d}.parquet")[:6]:
+        for turns in training_rows(run.rollouts / f"step_{k:06d}.parquet")[:6]:
             tokens: list[int] = []
             positions = []
             for turn in turns:
@@ -168,7 +155,7 @@ def test_hidden_vectors_equal_transformers(run):
 
 def test_dumped_advantages_are_the_estimators(run):
     """Recomputed from the dump by the definition: A = episode + (Q - V), leave-one-out for a lone key."""
-    rows = [turn for turns in conversations(run.rollouts / "step_000001.parquet") for turn in turns]
+    rows = [turn for turns in training_rows(run.rollouts / "step_000001.parquet") for turn in turns]
     keys = {}
     for row in rows:
         keys.setdefault((row["group"], row["cluster"]), []).append(row)
@@ -176,7 +163,7 @@ def test_dumped_advantages_are_the_estimators(run):
     for members in keys.values():
         returns = [m["return"] for m in members]
         for m in members:
-            same = [o["return"] for o in members if key_of(o) == key_of(m)]
+            same = [o["return"] for o in members if o["key"] == m["key"]]
             assert m["advantage"] == pytest.approx(m["advantage_episode"] + m["advantage_step"])
             if len(members) == 1:
                 assert (m["branch"], m["advantage_step"]) == ("SINGLETON", 0)
@@ -185,7 +172,3 @@ def test_dumped_advantages_are_the_estimators(run):
                 assert m["advantage_step"] == pytest.approx(expected, abs=1e-9)
                 checked += 1
     assert checked > 0
-
-
-def key_of(row: dict) -> object:
-    return row["action"] or tuple(row["response_ids"][:8])

@@ -57,6 +57,7 @@ class StepBatch:
     trajectories_failed: int = 0  # left out: the environment failed
     trajectories_empty: int = 0  # left out: not one token was generated
     group_names: list[str] = field(init=False)  # [groups] of the codes in `group`
+    action_names: list[str] = field(init=False)  # of the codes in `action_key`
     row: torch.Tensor = field(init=False)  # [N] int64, code of (group, trajectory)
     trajectories: int = field(init=False)  # number of distinct (group, trajectory)
     group_size: torch.Tensor = field(init=False)  # [groups] float64, trajectories of each group
@@ -71,7 +72,8 @@ class StepBatch:
         self.turn = _ints("turn", self.turn, n)
         self.ret = _floats("ret", self.ret, n)
         self.score = _floats("score", self.score, n)
-        self.action_key, _ = _codes("action_key", self.action_key, n)
+        self.action_key, names = _codes("action_key", self.action_key, n)
+        self.action_names = [str(name) for name in names]
         self.observation_key, _ = _codes("observation_key", self.observation_key, n)
         for name in ("cluster", "source_trajectory", "source_step"):
             if getattr(self, name) is not None:

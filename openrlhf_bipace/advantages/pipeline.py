@@ -99,6 +99,7 @@ def _columns(sources: list[tuple[int, int]], steps: Any, result: Any) -> dict[tu
     clusters = [None] * len(sources) if steps.cluster is None else steps.cluster.tolist()
     rows = zip(
         sources,
+        steps.action_key.tolist(),
         steps.ret.tolist(),
         clusters,
         result.branch.tolist(),
@@ -109,6 +110,7 @@ def _columns(sources: list[tuple[int, int]], steps: Any, result: Any) -> dict[tu
     )
     return {
         source: {
+            "key": steps.action_names[key],
             "return": ret,
             "cluster": label,
             "branch": advantages.Branch(branch).name,
@@ -116,5 +118,5 @@ def _columns(sources: list[tuple[int, int]], steps: Any, result: Any) -> dict[tu
             "advantage_step": step,
             "advantage": total,
         }
-        for source, ret, label, branch, episode, step, total in rows
+        for source, key, ret, label, branch, episode, step, total in rows
     }

@@ -7,7 +7,11 @@ import importlib
 from collections.abc import Sequence
 
 # name -> (module with `add_flags(parser)` and `run(args)`, what it answers). To add a study, add a line.
-STUDIES: dict[str, tuple[str, str]] = {}
+STUDIES: dict[str, tuple[str, str]] = {
+    "oracle": ("openrlhf_bipace.lab.oracle.study", "How wrong is each estimator where the truth is known?"),
+    "scaling": ("openrlhf_bipace.launch.scaling", "node counts x batch sizes x estimators on a SLURM cluster"),
+    "seeds": ("openrlhf_bipace.launch.seeds", "seeds x estimators as job arrays on a SLURM cluster"),
+}
 
 
 def parser() -> argparse.ArgumentParser:

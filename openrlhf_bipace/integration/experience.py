@@ -87,7 +87,8 @@ class StepExperienceMaker(RemoteExperienceMaker):
                 self.credit.columns[source]["hidden"] = vector.tolist()
         experiences = self._distribute(owners, rows, items)
         self.credit.metrics |= seconds
-        self.credit.metrics["bipace/seconds_credit"] = time.perf_counter() - start
+        clustering = self.credit.metrics.get("bipace/seconds_clustering", 0.0)
+        self.credit.metrics["bipace/seconds_advantages"] = time.perf_counter() - start - clustering
         self.credit.metrics["health/entropy"] = sampled_entropy(items)
         return experiences
 
@@ -117,7 +118,7 @@ class StepExperienceMaker(RemoteExperienceMaker):
                 self._owners = [[0 if row == PADDING else owners_of_rows[row] for row in batch] for batch in flat]
         start = time.perf_counter()
         scored = self.make_experience(join(items, plan))
-        seconds = {"bipace/seconds_old_logprobs": time.perf_counter() - start}
+        seconds = {"phase/old_logprobs": time.perf_counter() - start}
         self._positions = self._owners = None
         for experience in scored:
             zero_means_of_empty_rows(experience)

@@ -16,7 +16,7 @@ from openrlhf_bipace.records import Trajectory
 from openrlhf_bipace.rollout import health
 from openrlhf_bipace.rollout.dump import write_rollouts
 from openrlhf_bipace.rollout.summary import summarise
-from openrlhf_bipace.runs import RunFolder
+from openrlhf_bipace.runs import RunFolder, StopRequested
 
 logger = init_logger(__name__)
 
@@ -105,11 +105,22 @@ class AgentTraining:
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: dict | None = None, client_states: dict | None = None
     ) -> None:
-        """Upstream's, with our state in the checkpoint and one line of metrics.jsonl per iteration."""
+        """Upstream's, with our state in the checkpoint and one line of metrics.jsonl per iteration.
+
+        Where a stop was asked for the step saves a checkpoint whatever --ckpt.save_steps says, and raises
+        StopRequested; an evaluation due at it is left out.
+        """
+        stopping = self.run_folder.stop_requested()
+        if stopping:
+            self.args.ckpt.save_steps = 1
         self.run_folder.append_metrics(global_step, logs_dict or {})
         client_states = {} if client_states is None else client_states
         client_states[STATE] = self._own_state()  # in place: upstream hands the same dict to save_best_checkpoint
         super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
+        if stopping:
+            for tracker in filter(None, (self.tensorboard_logger, self.wandb_logger)):
+                tracker.close()
+            raise StopRequested(f"stopped after step {global_step} as {self.run_folder.path / 'stop'} asks")
 
     def _compute_rollout_stats(self, experiences: list) -> dict[str, float]:
         """Upstream's figures per trajectory, whatever the number of rows, without the rollouts that do not count."""
