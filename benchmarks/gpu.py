@@ -13,6 +13,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,10 +139,9 @@ def large(device: torch.device, n: int, d: int, k: int) -> dict[str, float]:
     phi = phi + 0.15 * torch.randn(n, d, generator=gen, device=device)
     group, out = torch.zeros(n, dtype=torch.int64), {}
     for backend in ("exact", "faiss-flat", "faiss-ivf"):
+        run = partial(cluster, phi, group, 0.05, centroid="seed", backend=backend)
         try:
-            seconds, found = synchronised(
-                device, lambda b=backend: cluster(phi, group, 0.05, centroid="seed", backend=b)
-            )
+            seconds, found = synchronised(device, run)
         except ValueError as error:
             print(f"{backend}: {error}")
             continue

@@ -45,8 +45,8 @@ def gather_rows(hidden: torch.Tensor, positions: Positions, attention_mask: torc
 def capture(model: Any, layer: int, positions: Positions, attention_mask: torch.Tensor) -> Iterator[Callable]:
     """Read ``hidden_states[layer]`` of `model` at `positions` during the forward that runs inside the block.
 
-    Yields a function that returns `HiddenStates` on the host once the forward has run. Only the wanted positions leave the hook,
-    so memory grows by turns x d.
+    Yields a function that returns `HiddenStates` on the host once the forward has run. Only the wanted positions
+    leave the hook, so memory grows by turns x d.
     """
     taken: list[torch.Tensor] = []
     seconds = 0.0

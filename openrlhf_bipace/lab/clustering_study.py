@@ -35,7 +35,7 @@ class Rates:
 
     per_row: float  # seconds per step of clustering that grow with n
     per_pair: float  # seconds per step and cluster of its group
-    per_step: float  # seconds per step of advantages and diagnostics
+    per_step: float  # seconds per step of batch building, advantages and diagnostics
     copy: float  # bytes per second of a copy in memory: what fetching costs on one node
 
 
@@ -131,7 +131,7 @@ def deal(sizes: np.ndarray, workers: int) -> np.ndarray:
 
 
 def show(rates: Rates, costs: list[Cost], args: argparse.Namespace) -> None:
-    console = Console()
+    console = Console(width=119)
     console.print(
         f"measured, one thread, d = {args.dim}: {rates.per_row * 1e6:.1f} us a step + {rates.per_pair * 1e9:.1f} ns a "
         f"step and cluster, advantages {rates.per_step * 1e6:.2f} us a step, copy {rates.copy / 1e9:.1f} GB/s"
@@ -163,10 +163,17 @@ def _clustering(n: int, d: int, centroid: str) -> Callable[[], object]:
 
 
 def _advantages(n: int) -> Callable[[], object]:
+    """From lists of keys, as rollouts bring them, to advantages."""
     row = torch.arange(n)
     ret = torch.rand(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    steps = StepBatch(row // 400, row // 50 % 8, row % 50, ret, ret, row % 7, row % 7, cluster=row // 12)
-    return lambda: advantages.estimate("bipace_q", steps, BipaceConfig())
+    codes = {"group": row // 400, "go": row % 7, "room": row % 9}
+    group, action, seen = ([f"{name} {i}" for i in values.tolist()] for name, values in codes.items())
+
+    def call() -> None:
+        steps = StepBatch(group, row // 50 % 8, row % 50, ret, ret, action, seen, cluster=row // 12)
+        advantages.estimate("bipace_q", steps, BipaceConfig())
+
+    return call
 
 
 def _per_call(call: Callable[[], object], seconds: float) -> float:
