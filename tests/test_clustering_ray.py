@@ -145,4 +145,6 @@ def test_bytes_through_the_driver_do_not_grow_with_d(monkeypatch):
         assert any(isinstance(x, tuple) and len(x[0]) for x in got)
         return said + sent, len(pickle.dumps([x[0] for x in got if isinstance(x, tuple)]))
 
-    assert traffic(8) == traffic(4096)
+    narrow, wide = traffic(8), traffic(4096)
+    assert wide[1] == narrow[1]
+    assert abs(wide[0] - narrow[0]) < 100 < narrow[0]  # references and numbers, a few bytes longer or shorter

@@ -40,7 +40,7 @@ BACKENDS: dict[str, Backend] = {
     "faiss-hnsw": find_hnsw,
 }
 CENTROIDS = ("mean", "seed")
-SMALL = 2**14  # rows of the longest group x d up to which the plain loop is faster
+SMALL = 128  # rows up to which the plain loop is faster on the CPU
 _CHECK_ROWS = 16384  # rows checked at a time, to keep temporaries small
 
 
@@ -108,7 +108,7 @@ def cluster(
     _check_options(epsilon, centroid, backend)
     check_vectors(phi, names)
     rows = rows_by_group(groups, visit)
-    chosen = choose(phi, rows) if backend == "auto" else backend
+    chosen = choose(phi) if backend == "auto" else backend
     leader, figures = BACKENDS[chosen](phi, rows, float(epsilon), centroid)
     clusters = from_leaders(leader, visit)
     clusters.stats = {
@@ -122,11 +122,9 @@ def cluster(
     return clusters
 
 
-def choose(phi: torch.Tensor, groups: list[np.ndarray]) -> str:
+def choose(phi: torch.Tensor) -> str:
     """What `auto` means: a backend with exact labels, the faster one as measured (docs/clustering.md)."""
-    longest = max((len(rows) for rows in groups), default=0)
-    small = longest * phi.shape[1] <= SMALL
-    return "reference" if small and not phi.is_cuda else "exact"
+    return "reference" if len(phi) <= SMALL and not phi.is_cuda else "exact"
 
 
 def rows_by_group(groups: np.ndarray, visit: np.ndarray) -> list[np.ndarray]:

@@ -14,8 +14,8 @@ from openrlhf_bipace.clustering.prefilter import Prefilter
 from openrlhf_bipace.clustering.seeds import SeedBlocks
 
 LARGE = 4096  # rows of a group from which its seed centroids are resolved block by block
-BLOCK_ALONE, BLOCK_TOGETHER = 256, 64  # rows taken at a time of one group, of each of several
-SIDE_BY_SIDE, MEMORY = 64, 2**28  # groups in lockstep, and the float32 numbers their sums may take
+BLOCK_ALONE, BLOCK_TOGETHER = 256, 32  # rows taken at a time of one group, of each of several
+SIDE_BY_SIDE, MEMORY = 48, 2**28  # groups in lockstep, and the float32 numbers their sums may take
 
 
 def find_exact(

@@ -23,6 +23,7 @@ U = 2.0**-24
 DIGITS = 1e-10  # float64 dust and the tie window, far below every float32 bound
 HOPELESS = 0.05  # a bound above this decides nothing: the judge sees every candidate
 _JUDGE_ROWS = 256  # float64 rows made at a time
+_UNIT_ROWS = 64  # float32 rows made at a time on the CPU
 
 
 def pair_bound(d: int) -> float:
@@ -61,12 +62,20 @@ def full_float32() -> Iterator[None]:
 
 def unit32(phi: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
     """The given rows of `phi` as float32 unit vectors [len(rows), d] on its device, within 4u of the true ones."""
-    x = phi.index_select(0, torch.from_numpy(rows).to(phi.device))
+    index = torch.from_numpy(rows).to(phi.device)
+    if phi.is_cuda or len(rows) <= _UNIT_ROWS:
+        return _unit(phi.index_select(0, index))
+    out = torch.empty(len(rows), phi.shape[1])
+    for part, some in zip(out.split(_UNIT_ROWS), index.split(_UNIT_ROWS), strict=True):
+        part.copy_(_unit(phi.index_select(0, some)))  # in pieces that stay in the processor's cache
+    return out
+
+
+def _unit(x: torch.Tensor) -> torch.Tensor:
     if x.dtype != torch.float64:
-        x = x.float()
-        norm = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=torch.float64)
-        if not len(rows) or (float(norm.min()) > 1e-30 and float(norm.max()) < 1e30):
-            return x.div_(norm.float())
+        norm = torch.linalg.vector_norm(x.float(), dim=1, keepdim=True, dtype=torch.float64)
+        if not len(x) or (float(norm.min()) > 1e-30 and float(norm.max()) < 1e30):
+            return x.float() / norm.float()
         x = x.double()
     x = x / x.abs().amax(dim=1, keepdim=True)
     return (x / torch.linalg.vector_norm(x, dim=1, keepdim=True)).float()

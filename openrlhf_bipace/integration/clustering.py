@@ -167,8 +167,8 @@ class ClusterPool:
             ray.get([worker.pid.remote() for worker in self.workers], timeout=PLACING)
         except GetTimeoutError:
             raise RuntimeError(
-                f"--bipace.cluster_workers: got {workers}, --bipace.cluster_gpus: got {gpus}, which Ray could not place "
-                f"within {PLACING} s: the cluster has {ray.cluster_resources()}, free are {ray.available_resources()}"
+                f"--bipace.cluster_workers: got {workers} with --bipace.cluster_gpus {gpus}: Ray could not place them "
+                f"within {PLACING} s; the cluster has {ray.cluster_resources()}, free are {ray.available_resources()}"
             ) from None
 
     def _start(self) -> Any:

@@ -20,8 +20,8 @@ from openrlhf_bipace import advantages
 from openrlhf_bipace.advantages.pipeline import Credit, CreditPipeline
 from openrlhf_bipace.integration.batches import join, part, row_item
 from openrlhf_bipace.integration.clustering import ClusterPool, RemoteHidden, locate
+from openrlhf_bipace.integration.hidden import HiddenStates
 from openrlhf_bipace.integration.planned import PLAN, Place
-from openrlhf_bipace.integration.policy import HiddenStates
 from openrlhf_bipace.integration.samples import pop_trajectories
 from openrlhf_bipace.records import Trajectory
 from openrlhf_bipace.rollout.plan import PADDING, MicroBatch, micro_batches, optimizer_steps
