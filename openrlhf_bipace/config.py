@@ -39,6 +39,18 @@ class BipaceConfig:
     )
     centroid: str = _flag("mean", "a cluster is compared by its running mean [ours] or first member", ["mean", "seed"])
     order: str = _flag("turn", "order in which a group's steps are clustered", ["turn", "trajectory"])
+    scope: str = _flag(
+        "group",
+        "turns of one part, whatever the partition, come from one prompt group [paper] or from anywhere in the batch",
+        ["group", "batch"],
+    )
+    cluster_backend: str = _flag(
+        "auto",
+        "how hidden states are clustered; auto, exact and reference give the same labels (docs/clustering.md)",
+        ["auto", "reference", "exact", "faiss-flat", "faiss-ivf", "faiss-hnsw"],
+    )
+    cluster_workers: int = _flag(0, "Ray actors that cluster, hidden states staying off the driver; 0: the driver")
+    cluster_gpus: float = _flag(0.0, "GPUs of each clustering worker, may be a fraction")
     gamma: float = _flag(0.95, "discount per turn [paper]")
     w: float = _flag(1.0, "weight of the step advantage: A = A_episode + w * A_step [paper]")
     episode_mode: str = _flag(
@@ -72,6 +84,11 @@ class BipaceConfig:
     hgpo_k: int = _flag(2, "hgpo: the longest match is this many observations before the current one")
     hgpo_alpha: float = _flag(1.0, "hgpo: a match of k observations weighs (k + 1) ** alpha")
     ngram: int = _flag(2, "ngram partition: length of the word n-grams that are hashed")
+    loss_agg: str = _flag(
+        "token",
+        "what weighs the same in the policy loss of an optimizer step: every response token, turn or trajectory",
+        ["token", "turn", "trajectory"],
+    )
     run_dir: str = _flag("", "folder for this run's files (default: runs/<--logger.wandb.run_name>)")
     dump_hidden: bool = _flag(False, "store every turn's hidden state in the rollout dump (large)")
     verify_weights: bool = _flag(True, "compare the loaded weights with the model's files before training")
@@ -87,11 +104,29 @@ class BipaceConfig:
                 self.epsilon,
                 "'auto' or a cosine distance in [0, 2]",
             )
+        faiss_means = self.cluster_backend.startswith("faiss") and self.centroid != "seed"
+        _require(
+            not faiss_means,
+            "--bipace.cluster_backend",
+            self.cluster_backend,
+            "auto | reference | exact, or --bipace.centroid seed",
+        )
+        _require(self.cluster_workers >= 0, "--bipace.cluster_workers", self.cluster_workers, "an integer >= 0")
+        _require(
+            not (self.dump_hidden and self.cluster_workers),
+            "--bipace.dump_hidden",
+            self.dump_hidden,
+            "False with --bipace.cluster_workers (hidden states do not come to the driver)",
+        )
+        _require(self.cluster_gpus >= 0, "--bipace.cluster_gpus", self.cluster_gpus, "a number >= 0")
         _require(self.layer <= -2, "--bipace.layer", self.layer, "-2 or lower (-1 is read after the final norm)")
         _require(0.0 <= self.gamma <= 1.0, "--bipace.gamma", self.gamma, "a discount in [0, 1]")
         _require(math.isfinite(self.w) and self.w >= 0, "--bipace.w", self.w, "a finite weight >= 0")
-        _require(self.shrink >= 0, "--bipace.shrink", self.shrink, "a number >= 0")
-        _require(self.invalid_penalty >= 0, "--bipace.invalid_penalty", self.invalid_penalty, "a number >= 0")
+        for name in ("shrink", "invalid_penalty"):
+            got = getattr(self, name)
+            _require(math.isfinite(got) and got >= 0, f"--bipace.{name}", got, "a finite number >= 0")
+        for name in ("hgpo_alpha", "min_r2"):
+            _require(math.isfinite(getattr(self, name)), f"--bipace.{name}", getattr(self, name), "a finite number")
         _require(self.hgpo_k >= 0, "--bipace.hgpo_k", self.hgpo_k, "an integer >= 0")
         _require(self.ngram >= 1, "--bipace.ngram", self.ngram, "an integer >= 1")
 
@@ -102,7 +137,13 @@ class AgentConfig:
 
     env: str = _flag("", "environment to act in, by name or path/to/file.py:Class; empty leaves rollouts to OpenRLHF")
     data: str = _flag("", "folder with the environment's data, where it needs one")
-    context: str = _flag("full", "what a turn reads: the whole conversation so far", ["full"])
+    context: str = _flag(
+        "full",
+        "what a turn reads: the whole conversation so far, one training row per trajectory, or the task, the last "
+        "--agent.history turns and the current observation, one row per turn [paper]",
+        ["full", "window"],
+    )
+    history: int = _flag(2, "context window: earlier turns that the prompt repeats [paper, verl-agent]")
     template: str = _flag(
         "react", "prompt: explain task, commands and answer format, or state only the essentials", ["react", "terse"]
     )
@@ -126,6 +167,7 @@ class AgentConfig:
 
     def __post_init__(self) -> None:
         _check_choices(self, "agent")
+        _require(self.history >= 0, "--agent.history", self.history, "an integer >= 0")
         _require(self.max_turns >= 0, "--agent.max_turns", self.max_turns, "an integer >= 0")
         _require(self.max_turn_tokens >= 1, "--agent.max_turn_tokens", self.max_turn_tokens, "an integer >= 1")
         _require(self.step_timeout > 0, "--agent.step_timeout", self.step_timeout, "seconds > 0")
@@ -134,7 +176,21 @@ class AgentConfig:
             _require(getattr(self, name) >= 0, f"--agent.{name}", getattr(self, name), "a number >= 0")
 
 
-SECTIONS = {"bipace": BipaceConfig, "agent": AgentConfig}
+@dataclass(slots=True)
+class LaunchConfig:
+    """Where it runs: what --dry_run plans for, how long a cluster is waited for."""
+
+    nodes: int = _flag(0, "--dry_run: nodes there are (0: SLURM's, else as many as the flags ask for)")
+    gpus_per_node: int = _flag(0, "--dry_run: GPUs a node has (0: this machine's, 8 where there is none)")
+    gpu_memory: float = _flag(0.0, "--dry_run: GiB a GPU has (0: this machine's, 80 where there is none)")
+    deadline: float = _flag(300.0, "seconds to wait for GPUs that the Ray cluster does not have or has in use")
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "gpus_per_node", "gpu_memory", "deadline"):
+            _require(getattr(self, name) >= 0, f"--launch.{name}", getattr(self, name), "a number >= 0")
+
+
+SECTIONS = {"bipace": BipaceConfig, "agent": AgentConfig, "launch": LaunchConfig}
 
 
 def _require(ok: bool, flag: str, got: Any, allowed: str) -> None:
@@ -166,7 +222,7 @@ def add_flags(parser: argparse.ArgumentParser, sections: Sequence[str] = tuple(S
             group.add_argument(f"--{section}.{f.name}", **options)
 
 
-def from_args(section: str, args: Any) -> BipaceConfig | AgentConfig:
+def from_args(section: str, args: Any) -> BipaceConfig | AgentConfig | LaunchConfig:
     """The section's dataclass from a namespace whose attributes are the flags without the dashes.
 
     Raises ValueError naming a bad flag.

@@ -55,6 +55,8 @@ class StepRecord:
     state_id: str | None = None  # true state the observation described, where the environment knows it
     action_start: int = 0  # index in `response_ids` of the first token of the action's body (0: unknown)
     logprobs: list[float] | None = None  # log-probability of each response token under the rollout policy
+    history_cut: int = 0  # window context: turns of history left out because the prompt was too long
+    weights: int = 0  # how often the engine had received new weights when this response began
 
 
 @dataclass(slots=True)
@@ -73,3 +75,8 @@ class Trajectory:
     def reward(self) -> float:
         """Undiscounted sum of the turns' rewards (the episode return)."""
         return float(sum(s.reward for s in self.steps))
+
+    @property
+    def counts(self) -> bool:
+        """It says something about the policy: the environment held, and the policy generated at least one token."""
+        return not self.end.failed and any(step.response_ids for step in self.steps)

@@ -11,6 +11,12 @@ import math
 from pathlib import Path
 from typing import Any
 
+STOPPED = 75  # exit code of a training that stopped at request, its checkpoint saved
+
+
+class StopRequested(Exception):
+    """Somebody made the run folder's `stop` file: training ended at a step boundary, after its checkpoint."""
+
 
 class RunFolder:
     """One run's files. Creating the object touches nothing; `create` does."""
@@ -35,6 +41,10 @@ class RunFolder:
                 f"--bipace.run_dir: got {str(self.path)!r} ({error.strerror}), allowed: a writable folder"
             ) from None
 
+    def stop_requested(self) -> bool:
+        """Whether the run folder holds a file `stop`."""
+        return (self.path / "stop").exists()
+
     def write_json(self, name: str, values: dict[str, Any]) -> None:
         """Store `values` as file `name`, replacing it as a whole."""
         target = self.path / name
@@ -56,6 +66,20 @@ class RunFolder:
         numbers = {k: float(v) for k, v in sorted(values.items()) if isinstance(v, (int, float)) and math.isfinite(v)}
         with (self.path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": step, **numbers}) + "\n")
+
+    def rewind(self, step: int) -> None:
+        """Forget what an earlier attempt wrote after iteration `step`: a resumed run will write it again."""
+        file = self.path / "metrics.jsonl"
+        if file.exists():
+            kept = [
+                line for line in file.read_text().splitlines() if line.strip() and json.loads(line)["step"] <= step
+            ]
+            partial = file.with_suffix(".partial")
+            partial.write_text("".join(f"{line}\n" for line in kept))
+            partial.replace(file)
+        for dump in self.rollouts.glob("*_*.parquet"):
+            if int(dump.stem.rpartition("_")[2]) > step:
+                dump.unlink()
 
     def metrics(self) -> list[dict[str, float]]:
         """Every line of metrics.jsonl, in the order written. Raises ValueError if the run has none."""

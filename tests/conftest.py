@@ -71,6 +71,17 @@ def rooms_tasks(tmp_path_factory) -> SimpleNamespace:
     return files
 
 
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory) -> Path:
+    """A policy that gives some valid actions, so that updates are not zero: briefly cloned, three layers."""
+    from openrlhf_bipace.lab import tiny, warmstart
+
+    folder = tmp_path_factory.mktemp("warm")
+    start = warmstart.clone("rooms", episodes=200, steps=60, progress=False)
+    tiny.save(start.model, start.tokenizer, folder)
+    return folder
+
+
 def base_flags(model: Path, train: Path, out: Path) -> dict[str, object]:
     """Flags of a run that takes two iterations of 4 tasks x 4 rollouts; None stands for a flag without a value."""
     return {
@@ -130,7 +141,34 @@ def run_module(module: str, words: list[str], folder: Path, timeout: int = 600) 
     return done.stdout
 
 
-@pytest.fixture
+def model_of(folder: Path):
+    """The checkpoint in `folder` as a transformers model in fp32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def training_rows(path: Path) -> list[list[dict]]:
+    """The turns of a dump, one list per training row."""
+    from openrlhf_bipace.rollout.dump import read_rollouts
+
+    out: list[list[dict]] = []
+    for row in read_rollouts(path):
+        if row["new_row"]:
+            out.append([])
+        out[-1].append(row)
+    return out
+
+
+@pytest.fixture(scope="session")
 def helpers() -> SimpleNamespace:
     """The functions above: with importlib mode a test cannot import its conftest."""
-    return SimpleNamespace(root=ROOT, base_flags=base_flags, argv=argv, run_module=run_module)
+    return SimpleNamespace(
+        root=ROOT,
+        base_flags=base_flags,
+        argv=argv,
+        run_module=run_module,
+        model_of=model_of,
+        training_rows=training_rows,
+    )

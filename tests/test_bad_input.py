@@ -60,7 +60,6 @@ def test_kl_in_the_reward(refusal):
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
-        ("train.async_enable", None),
         ("train.dynamic_batch_enable", None),
         ("ds.ring_attn_size", 2),
         ("ds.tensor_parallel_size", 2),
@@ -69,6 +68,9 @@ def test_kl_in_the_reward(refusal):
         ("critic.model_name_or_path", "some/critic"),
         ("reward.clip_range", [-1, 1]),
         ("reward.overlong_buffer_len", 8),
+        ("actor.loss_agg_mode", "seq-mean-token-mean"),
+        ("actor.policy_loss_type", "gspo"),
+        ("algo.advantage.is_correction_level", "seq"),
         ("algo.advantage.gamma", 0.9),
         ("vllm.num_engines", 0),
         ("vllm.sync_backend", "nccl"),
@@ -81,6 +83,19 @@ def test_kl_in_the_reward(refusal):
 def test_unsupported_flag(refusal, flag, value):
     message = refusal(**{flag.replace(".", "__"): value})
     assert f"--{flag}: got " in message and "allowed" in message
+
+
+def test_window_without_room_for_a_prompt(refusal):
+    message = refusal(agent__context="window", agent__max_turn_tokens=512)
+    assert (
+        "--agent.max_turn_tokens: got 512, allowed with --agent.context window: less than --data.max_len (512)"
+        in message
+    )
+
+
+def test_turn_rows_need_an_estimator_that_knows_turns(refusal):
+    message = refusal(agent__context="window", algo__advantage__estimator="group_norm")
+    assert "--agent.context: got window, allowed with --algo.advantage.estimator group_norm: full" in message
 
 
 def test_zero3_with_several_cpu_ranks(refusal):

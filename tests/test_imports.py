@@ -27,8 +27,8 @@ LAYERS = {
     "evaluation": 3,
     "integration": 3,
     "report": 3,
-    "launch": 3,
-    "cli": 4,
+    "launch": 4,
+    "cli": 5,
 }
 # The two edges inside a layer: what a partition and an action key are made of.
 SIDEWAYS = {("advantages", "clustering"), ("advantages", "envs.actions")}

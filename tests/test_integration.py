@@ -56,10 +56,10 @@ def experiences(tiny, group):
     from openrlhf.trainer.ppo_utils.experience import Experience
 
     from openrlhf_bipace.integration.rollout_actor import responses
-    from openrlhf_bipace.integration.samples import AgentSamplesGenerator
+    from openrlhf_bipace.integration.samples import AgentSamplesGenerator, PromptCursor
 
     args = SimpleNamespace(algo=SimpleNamespace(advantage=SimpleNamespace(is_correction_level="off")))
-    generator = AgentSamplesGenerator(SimpleNamespace(args=args), None, None, tiny.tokenizer, [])
+    generator = AgentSamplesGenerator(SimpleNamespace(args=args), PromptCursor(None), None, tiny.tokenizer, [])
     singles = [
         generator._process_response_into_experience(r, max_len=64) for r in responses("", "{}", group, tiny.tokenizer)
     ]
@@ -80,20 +80,60 @@ def test_mask_lengths_and_rewards_of_rows(experiences):
     assert batch.truncated.tolist() == [False, False, False, True]
 
 
-def test_advantages_sit_on_their_turns_tokens_and_nowhere_else(experiences, group):
-    """C1. Column t predicts token t + 1: a turn with tokens s .. e - 1 owns columns s - 1 .. e - 2."""
+def credited(group, estimator="gigpo", loss_agg="token", **options):
+    """The rows of `group` as items with the estimator's advantages on their tokens."""
     from openrlhf_bipace.advantages.pipeline import CreditPipeline
+    from openrlhf_bipace.integration.batches import row_item
     from openrlhf_bipace.integration.experience import write_advantages
+    from openrlhf_bipace.rollout.rows import rows_of
 
-    credit = CreditPipeline("gigpo", BipaceConfig(gamma=1.0, episode_mode="mean")).run(group)
+    credit = CreditPipeline(estimator, BipaceConfig(**options)).run(group)
+    owners, rows = zip(*[(i, row) for i, t in enumerate(group) if t.counts for row in rows_of(t)], strict=True)
+    items = [row_item(group[i], row) for i, row in zip(owners, rows, strict=True)]
+    write_advantages(items, rows, owners, credit, [0] * len(rows), loss_agg)
+    return items, credit
+
+
+def test_advantages_sit_on_their_turns_tokens_and_nowhere_else(group):
+    """C1. Column t predicts token t + 1: a turn with tokens s .. e - 1 owns columns s - 1 .. e - 2."""
+    items, credit = credited(group, gamma=1.0, episode_mode="mean")
     assert credit.sources == [(0, 0), (0, 1), (1, 0)]
-    write_advantages(experiences, group, credit)
     # Episode: scores 0.8 and 0 around 0.4. Step: turn 0 has returns 0.8 and 0, turn 1 is a singleton.
     assert credit.values.tolist() == pytest.approx([0.8, 0.4, -0.8])
-    expected = torch.zeros(4, 8)
-    expected[0, 2:4], expected[0, 5:8], expected[1, 2] = 0.8, 0.4, -0.8
-    torch.testing.assert_close(experiences[0].advantages, expected)
-    assert ((experiences[0].advantages != 0) <= experiences[0].action_mask.bool()).all()
+    assert items[0].advantages.tolist() == pytest.approx([0, 0, 0.8, 0.8, 0, 0.4, 0.4, 0.4])
+    assert items[1].advantages.tolist() == pytest.approx([0, 0, -0.8])
+    for item in items:
+        assert ((item.advantages != 0) <= item.action_mask.bool()).all()
+
+
+def test_turn_rows_carry_the_same_advantages(group):
+    """The same turns as rows of their own: the same values, on the rows' own response tokens."""
+    full, credit = credited(group)
+    for trajectory in group:
+        for step in trajectory.steps:
+            step.new_row = True
+    rows, again = credited(group)
+    assert again.values.tolist() == credit.values.tolist() and len(rows) == 3
+    for name in ("advantages", "action_mask"):
+        in_rows = torch.cat([getattr(item, name)[item.action_mask.bool()] for item in rows])
+        in_full = torch.cat([getattr(item, name)[item.action_mask.bool()] for item in full])
+        assert in_rows.tolist() == in_full.tolist()
+
+
+def test_micro_batches_and_back(group):
+    """`part` undoes `join`; a padding row is masked from end to end and has every field of the others."""
+    from openrlhf_bipace.integration.batches import join, part
+    from openrlhf_bipace.rollout.plan import PADDING
+
+    items, _ = credited(group)
+    plan = [[[1, 0]], [[PADDING]]]
+    both, padding = join(items, plan)
+    assert both.sequences.shape == (2, 9) and both.action_mask.tolist()[0] == [0, 0, 1, 0, 0, 0, 0, 0]
+    assert padding.action_mask.tolist() == [[0]] and padding.advantages.tolist() == [[0]]
+    assert padding.attention_mask.tolist() == [[1, 1]]  # a row that attends to nothing gives NaN
+    for item, again in zip(items, part([both, padding], plan, 2), strict=True):
+        for name in ("sequences", "attention_mask", "action_mask", "advantages", "rewards"):
+            assert getattr(again, name).tolist() == getattr(item, name).tolist()
 
 
 def test_trajectories_survive_upstreams_batching_and_leave_before_its_buffer(experiences, group):
@@ -106,15 +146,15 @@ def test_trajectories_survive_upstreams_batching_and_leave_before_its_buffer(exp
     assert len(split_experience_batch(experiences[0])) == 4
 
 
-def test_no_gradient_reaches_observation_tokens(tiny, experiences, group):
+def test_no_gradient_reaches_observation_tokens(tiny, group):
     """Upstream's loss with our advantages: d loss / d logits is zero wherever the next token was not sampled."""
     from openrlhf.models import PolicyLoss
 
-    from openrlhf_bipace.advantages.pipeline import CreditPipeline
-    from openrlhf_bipace.integration.experience import write_advantages
+    from openrlhf_bipace.integration.batches import join
+    from openrlhf_bipace.rollout.plan import PADDING
 
-    write_advantages(experiences, group, CreditPipeline("gigpo", BipaceConfig()).run(group))
-    batch = experiences[0]
+    items, _ = credited(group)
+    batch = join(items, [[[0, 1, PADDING]]])[0]
     logits = tiny.model(batch.sequences, attention_mask=batch.attention_mask).logits.detach().requires_grad_()
     log_probs = logits[:, :-1].log_softmax(-1).gather(-1, batch.sequences[:, 1:, None])[..., 0]
     loss = PolicyLoss(0.2, 0.2)(
@@ -124,7 +164,7 @@ def test_no_gradient_reaches_observation_tokens(tiny, experiences, group):
         action_mask=batch.action_mask,
         dp_size=1,
         batch_num_tokens=batch.action_mask.sum(),
-        global_batch_size=4,
+        global_batch_size=2,
     )[0]
     loss.backward()
     per_position = logits.grad.abs().sum(-1)
@@ -154,6 +194,74 @@ def test_hook_reads_transformers_hidden_states(tiny, layer):
         off_by_one = expected[row, [max(p - 1, 0) for p in positions[row]]]
         assert row == 2 or (vectors - off_by_one).abs().max() > 0.01
     assert len(tiny.model.model.layers[layer]._forward_hooks) == hooks
+
+
+def test_only_the_wanted_positions_are_kept(tiny):
+    """C26: one layer is hooked, and what stays of its output is turns x d, not tokens x d."""
+    from openrlhf_bipace.integration.policy import capture
+
+    ids = torch.randint(3, 200, (4, 50))
+    mask = torch.ones_like(ids)
+    hooks = [len(layer._forward_hooks) for layer in tiny.model.model.layers]
+    with torch.no_grad(), capture(tiny.model, -2, [[3], [], [4, 9], [11]], mask) as hidden:
+        added = [len(layer._forward_hooks) - n for layer, n in zip(tiny.model.model.layers, hooks, strict=True)]
+        tiny.model(ids, attention_mask=mask)
+    assert added == [0, 1, 0]
+    vectors = hidden().vectors
+    assert [tuple(v.shape) for v in vectors] == [(1, 64), (0, 64), (2, 64), (1, 64)]
+    assert {v.untyped_storage().nbytes() for v in vectors} == {4 * 64 * 4}
+
+
+@pytest.mark.parametrize(
+    ("level", "mode", "expected"),
+    [
+        ("token", "clip", [2.0, 0.5, 1.0, 2.0]),
+        ("token", "mask", [0.0, 0.0, 1.0, 0.0]),
+        ("seq", "mask", [4.0, 0.25, 1.0, 0.0]),
+    ],
+)
+def test_importance_sampling_correction_is_per_turn(level, mode, expected):
+    """tis, icepop and seq-mask-tis on turn rows: the engine's log-probabilities stay with their tokens, and a turn
+    whose ratio is out of bounds is dropped alone.
+
+    Turn 0 has ratios 4 and 1/4 (geometric mean 1), turn 1 has 1 and turn 2 has 8; bounds 0.5 to 2.
+    """
+    from openrlhf.models import PolicyLoss
+
+    from openrlhf_bipace.integration.batches import join, row_item
+    from openrlhf_bipace.rollout.rows import rows_of
+
+    logs = torch.log(torch.tensor([4.0, 0.25, 1.0, 8.0])).tolist()
+    engine = [[-1 - logs[0], -1 - logs[1]], [-1 - logs[2]], [-1 - logs[3]]]
+    turns = [step(t, [5, 6], [7, 8][: len(e)], logprobs=e) for t, e in enumerate(engine)]
+    for turn in turns:
+        turn.new_row = True
+    trajectory = Trajectory("g", 0, {}, turns)
+    rows = rows_of(trajectory)
+    items = [row_item(trajectory, row) for row in rows]
+    for item, turn in zip(items, turns, strict=True):
+        assert item.rollout_log_probs[item.action_mask.bool()].tolist() == pytest.approx(turn.logprobs)
+        item.action_log_probs = -1.0 * item.action_mask
+        item.advantages = torch.ones(len(item.action_mask))
+    batch = join(items, [[[0, 1, 2]]])[0]
+    new = batch.action_log_probs.clone().requires_grad_()
+    loss_of = PolicyLoss(
+        0.2,
+        0.2,
+        is_correction_level=level,
+        is_correction_mode=mode,
+        is_correction_threshold=[0.5, 2.0],
+    )
+    info = {"dp_size": 1, "batch_num_tokens": 1.0, "global_batch_size": 3.0}
+    loss_of(
+        new,
+        batch.action_log_probs,
+        batch.advantages,
+        action_mask=batch.action_mask,
+        rollout_log_probs=batch.rollout_log_probs,
+        **info,
+    )[0].backward()
+    assert (-new.grad[batch.action_mask.bool()]).tolist() == pytest.approx(expected)
 
 
 def test_packed_index_arithmetic():
@@ -205,10 +313,10 @@ def test_changed_weights_are_refused(tiny, tmp_path):
 def test_groups_are_labelled_by_the_driver(tiny):
     """C6: identity comes with the dispatch; evaluation starts its count, and so its seeds, anew."""
     from openrlhf_bipace.integration.rollout_actor import seed_of
-    from openrlhf_bipace.integration.samples import AgentSamplesGenerator
+    from openrlhf_bipace.integration.samples import AgentSamplesGenerator, PromptCursor
 
     args = SimpleNamespace(train=SimpleNamespace(seed=7))
-    generator = AgentSamplesGenerator(SimpleNamespace(args=args), None, None, tiny.tokenizer, [])
+    generator = AgentSamplesGenerator(SimpleNamespace(args=args), PromptCursor(None), None, tiny.tokenizer, [])
     first, second = (json.loads(generator._envelope('{"env": "rooms"}')) for _ in range(2))
     assert (first["group"], second["group"]) == ("train-0", "train-1")
     assert first["task"] == {"env": "rooms"}

@@ -85,13 +85,7 @@ def test_a_window_without_a_past_is_the_first_message(template):
     assert window(template, turn=0) == first
 
 
-def test_a_windowed_message_that_is_too_long_goes_without_its_history():
-    whole = window(observation="c" * 1000)
-    assert window(observation="c" * 1000, max_chars=len(whole)) == whole
-    short = window(observation="c" * 1000, max_chars=len(whole) - 1)
-    assert "go b'" not in short and "You have taken 3 turns so far.\n\nThis is turn 4." in short
-    assert window(observation="c" * 1000, max_chars=0) == whole
-    assert "go b'" not in window(observation="c" * 13_000)
+def test_more_history_than_turns_is_named():
     with pytest.raises(ValueError, match="history: got 2 turns, allowed after 1: at most 1"):
         window(turn=1, history=[("a", "b"), ("c", "d")])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +13,17 @@ pytestmark = pytest.mark.stack
 
 LAYOUTS = {
     "zero2": {"ds.zero_stage": 2},
-    "zero2-two-ranks": {"ds.zero_stage": 2, "actor.num_gpus_per_node": 2},
+    "window-two-ranks": {
+        "agent.context": "window",
+        "agent.history": 1,
+        "ds.zero_stage": 2,
+        "actor.num_gpus_per_node": 2,
+        "actor.gradient_checkpointing_enable": None,
+        "train.batch_size": 8,  # two optimizer steps
+        "train.micro_batch_size": 3,
+        "rollout.micro_batch_size": 5,
+        "bipace.loss_agg": "turn",
+    },
     "zero3-kl": {
         "ds.zero_stage": 3,
         "algo.kl.init_coef": 0.01,
@@ -24,21 +33,9 @@ LAYOUTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def warm(tmp_path_factory) -> Path:
-    """A policy that gives some valid actions, so that updates are not zero: briefly cloned, three layers."""
-    from openrlhf_bipace.lab import tiny, warmstart
-
-    folder = tmp_path_factory.mktemp("warm")
-    start = warmstart.clone("rooms", episodes=200, steps=60, progress=False)
-    tiny.save(start.model, start.tokenizer, folder)
-    return folder
-
-
 @pytest.fixture(scope="module", params=LAYOUTS)
-def run(request, warm, rooms_tasks, tmp_path_factory) -> SimpleNamespace:
+def run(request, warm, rooms_tasks, helpers, tmp_path_factory) -> SimpleNamespace:
     """Two iterations in one layout, greedy evaluation before and after each, every checkpoint kept."""
-    helpers = request.getfixturevalue("stack_helpers")
     out = tmp_path_factory.mktemp(request.param)
     flags = helpers.base_flags(warm, rooms_tasks.train, out) | {
         "eval.dataset": rooms_tasks.held_out,
@@ -63,35 +60,6 @@ def run(request, warm, rooms_tasks, tmp_path_factory) -> SimpleNamespace:
         # weights that acted in iteration k, and that the evaluation after iteration k saw
         weights=[warm, *(out / "checkpoints" / f"global_step{k}_hf" for k in (1, 2))],
     )
-
-
-@pytest.fixture(scope="module")
-def stack_helpers():
-    """conftest's functions for module-scoped fixtures."""
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("stack_conftest", Path(__file__).parent / "conftest.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def model_of(folder: Path):
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-
-def conversations(path: Path) -> list[list[dict]]:
-    """The turns of a dump, one list per trajectory."""
-    from openrlhf_bipace.rollout.dump import read_rollouts
-
-    out: list[list[dict]] = []
-    for row in read_rollouts(path):
-        if row["turn"] == 0:
-            out.append([])
-        out[-1].append(row)
-    return out
 
 
 def test_metrics_are_finite_and_complete(run):
@@ -120,13 +88,13 @@ def test_run_folder_is_complete(run):
     assert run.output.count("no CUDA device: CPU backend on") == 1
 
 
-def test_weights_changed_and_reached_the_engine(run):
+def test_weights_changed_and_reached_the_engine(run, helpers):
     """After every sync the engine's greedy tokens equal transformers' for the new weights, prefix cache on (C25)."""
     answers = []
     for k, weights in enumerate(run.weights):
-        model = model_of(weights)
+        model = helpers.model_of(weights)
         tokens = []
-        for turns in conversations(run.rollouts / f"eval_{k:06d}.parquet"):
+        for turns in helpers.training_rows(run.rollouts / f"eval_{k:06d}.parquet"):
             context: list[int] = []
             for turn in turns:
                 context += turn["prompt_ids"]
@@ -143,16 +111,18 @@ def test_weights_changed_and_reached_the_engine(run):
     assert answers[0] != answers[2]  # else the comparison above could not tell old weights from new ones
     difference = max(
         (a - b).abs().max().item()
-        for a, b in zip(model_of(run.weights[0]).parameters(), model_of(run.weights[2]).parameters(), strict=True)
+        for a, b in zip(
+            helpers.model_of(run.weights[0]).parameters(), helpers.model_of(run.weights[2]).parameters(), strict=True
+        )
     )
     assert difference > 3e-4
 
 
-def test_hidden_vectors_equal_transformers(run):
+def test_hidden_vectors_equal_transformers(run, helpers):
     """hidden_states[-2] at the last prompt token of every turn, of the weights that scored the rollout."""
     for k in (1, 2):
-        model = model_of(run.weights[k - 1])
-        for turns in conversations(run.rollouts / f"step_{k:06d}.parquet")[:6]:
+        model = helpers.model_of(run.weights[k - 1])
+        for turns in helpers.training_rows(run.rollouts / f"step_{k:06d}.parquet")[:6]:
             tokens: list[int] = []
             positions = []
             for turn in turns:
@@ -166,9 +136,9 @@ def test_hidden_vectors_equal_transformers(run):
             assert (got - states[[p - 1 for p in positions]]).abs().max() > 0.01
 
 
-def test_dumped_advantages_are_the_estimators(run):
+def test_dumped_advantages_are_the_estimators(run, helpers):
     """Recomputed from the dump by the definition: A = episode + (Q - V), leave-one-out for a lone key."""
-    rows = [turn for turns in conversations(run.rollouts / "step_000001.parquet") for turn in turns]
+    rows = [turn for turns in helpers.training_rows(run.rollouts / "step_000001.parquet") for turn in turns]
     keys = {}
     for row in rows:
         keys.setdefault((row["group"], row["cluster"]), []).append(row)
@@ -176,7 +146,7 @@ def test_dumped_advantages_are_the_estimators(run):
     for members in keys.values():
         returns = [m["return"] for m in members]
         for m in members:
-            same = [o["return"] for o in members if key_of(o) == key_of(m)]
+            same = [o["return"] for o in members if o["key"] == m["key"]]
             assert m["advantage"] == pytest.approx(m["advantage_episode"] + m["advantage_step"])
             if len(members) == 1:
                 assert (m["branch"], m["advantage_step"]) == ("SINGLETON", 0)
@@ -185,7 +155,3 @@ def test_dumped_advantages_are_the_estimators(run):
                 assert m["advantage_step"] == pytest.approx(expected, abs=1e-9)
                 checked += 1
     assert checked > 0
-
-
-def key_of(row: dict) -> object:
-    return row["action"] or tuple(row["response_ids"][:8])

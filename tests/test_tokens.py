@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from openrlhf_bipace.advantages import to_tokens, write
+from openrlhf_bipace.advantages import loss_weights, to_tokens, write
 
 R = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("reference.py"))))
 
@@ -64,3 +64,32 @@ def test_steps_may_come_in_any_order():
 def test_wrong_spans_are_named(rows, starts, ends, message):
     with pytest.raises(ValueError, match=message):
         to_tokens([1.0, 2.0], rows, starts, ends, n_rows=2, length=5)
+
+
+def test_loss_weights_by_hand():
+    """One step of 12 tokens: trajectory 0 has turns of 2 and 6 tokens, trajectory 1 one of 4."""
+    given = [0, 0, 0], [0, 0, 1], [2, 6, 4]
+    assert loss_weights("token", *given).tolist() == [1, 1, 1]
+    # 12 / (3 turns x length); then each turn's tokens sum to 12 / 3.
+    assert loss_weights("turn", *given).tolist() == [2, pytest.approx(2 / 3), 1]
+    # 12 / (2 trajectories x 8 or 4 tokens); then each trajectory's tokens sum to 12 / 2.
+    assert loss_weights("trajectory", *given).tolist() == [0.75, 0.75, 1.5]
+
+
+@pytest.mark.parametrize("kind", ["token", "turn", "trajectory"])
+def test_loss_weights_keep_the_scale_of_every_optimizer_step(kind):
+    """A constant loss of 1 per token stays 1 in every step, whatever is averaged; a silent turn weighs nothing."""
+    rng = torch.Generator().manual_seed(0)
+    trajectory = torch.arange(12).repeat_interleave(4)
+    step = trajectory // 5
+    tokens = torch.randint(1, 30, (48,), generator=rng)
+    tokens[7] = 0
+    weights = loss_weights(kind, step, trajectory, tokens)
+    for s in range(3):
+        mine = step == s
+        assert (weights * tokens)[mine].sum() / tokens[mine].sum() == pytest.approx(1.0)
+
+
+def test_loss_weights_refuse_an_unknown_kind():
+    with pytest.raises(ValueError, match="loss_agg: got 'row', allowed: token | turn | trajectory"):
+        loss_weights("row", [0], [0], [1])

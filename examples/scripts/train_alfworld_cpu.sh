@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # ALFWorld's games through the real trainer on any machine: a tiny model, at least 3 iterations.
-# DATA (required) is a folder with ALFWorld's games (see bipace-data list); OUT (default runs/alfworld_cpu) the run folder,
+# DATA (required) is a folder with the games of ALFWorld (bipace-data list helps); OUT (default runs/alfworld_cpu) the run folder,
 # ITERATIONS (default 3) how long to train, PYTHON the interpreter. Further arguments go to the trainer.
 set -euo pipefail
-DATA=$(realpath "${DATA:?a folder with ALFWorld's games (see bipace-data list)}")
+DATA=$(realpath "${DATA:?a folder with the games of ALFWorld, see bipace-data list}")
 cd "$(dirname "$0")/../.."
 OUT=${OUT:-runs/alfworld_cpu}
 ITERATIONS=${ITERATIONS:-3}

@@ -23,7 +23,7 @@ from openrlhf_bipace.advantages.grpo import episode_advantage
 from openrlhf_bipace.advantages.hgpo import hgpo
 from openrlhf_bipace.advantages.returns import discounted_returns, from_trajectories
 from openrlhf_bipace.advantages.segments import Parts
-from openrlhf_bipace.advantages.tokens import to_tokens, write
+from openrlhf_bipace.advantages.tokens import loss_weights, to_tokens, write
 from openrlhf_bipace.config import BipaceConfig
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "from_trajectories",
     "is_ours",
     "leave_one_out_r2",
+    "loss_weights",
     "names",
     "needs_hidden",
     "state_only",
@@ -119,7 +120,7 @@ def estimate(name: str, steps: StepBatch, config: BipaceConfig, *, diagnostics: 
     value = torch.zeros_like(episode) if step is None else step.value
     branch = torch.zeros(len(steps), dtype=torch.int8) if step is None else step.branch
     total = episode + config.w * value
-    described = diagnose(steps, step, total) if diagnostics else {}
+    described = diagnose(steps, step, total, config.scope) if diagnostics else {}
     if _partition_of(name) == "one":
         described.pop("bipace/giant_share", None)  # 1 by design
     return StepAdvantages(episode, value, total, branch, described)

@@ -57,6 +57,7 @@ class StepBatch:
     trajectories_failed: int = 0  # left out: the environment failed
     trajectories_empty: int = 0  # left out: not one token was generated
     group_names: list[str] = field(init=False)  # [groups] of the codes in `group`
+    action_names: list[str] = field(init=False)  # of the codes in `action_key`
     row: torch.Tensor = field(init=False)  # [N] int64, code of (group, trajectory)
     trajectories: int = field(init=False)  # number of distinct (group, trajectory)
     group_size: torch.Tensor = field(init=False)  # [groups] float64, trajectories of each group
@@ -71,7 +72,8 @@ class StepBatch:
         self.turn = _ints("turn", self.turn, n)
         self.ret = _floats("ret", self.ret, n)
         self.score = _floats("score", self.score, n)
-        self.action_key, _ = _codes("action_key", self.action_key, n)
+        self.action_key, names = _codes("action_key", self.action_key, n)
+        self.action_names = [str(name) for name in names]
         self.observation_key, _ = _codes("observation_key", self.observation_key, n)
         for name in ("cluster", "source_trajectory", "source_step"):
             if getattr(self, name) is not None:
@@ -96,6 +98,12 @@ class StepBatch:
     def groups(self) -> int:
         """Number of prompt groups."""
         return len(self.group_names)
+
+    def within(self, scope: str) -> tuple[torch.Tensor, int]:
+        """([N] codes, their number) of what a part may not cross: the prompt group; nothing with `scope` "batch"."""
+        if scope == "batch":
+            return torch.zeros_like(self.group), min(len(self), 1)
+        return self.group, self.groups
 
     def describe(self, row: int) -> str:
         """A row in words, for messages: ``group g, trajectory 3, turn 5``."""

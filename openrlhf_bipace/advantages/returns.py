@@ -59,9 +59,8 @@ def from_trajectories(trajectories: Sequence[Trajectory], config: BipaceConfig) 
     Raises:
         ValueError: two trajectories with one (group, sample), or a reward that is NaN or infinite.
     """
-    failed = [t.end.failed for t in trajectories]
-    empty = [not any(s.response_ids for s in t.steps) for t in trajectories]
-    kept = [i for i in range(len(trajectories)) if not failed[i] and not empty[i]]
+    failed = sum(t.end.failed for t in trajectories)
+    kept = [i for i, t in enumerate(trajectories) if t.counts]
     _check([trajectories[i] for i in kept])
     rows = [(i, j, trajectories[i], step) for i in kept for j, step in enumerate(trajectories[i].steps)]
     steps = [step for *_, step in rows]
@@ -84,8 +83,8 @@ def from_trajectories(trajectories: Sequence[Trajectory], config: BipaceConfig) 
         valid=[step.valid for step in steps],
         source_trajectory=source,
         source_step=[j for _, j, _, _ in rows],
-        trajectories_failed=sum(failed),
-        trajectories_empty=sum(e and not f for e, f in zip(empty, failed, strict=True)),
+        trajectories_failed=failed,
+        trajectories_empty=len(trajectories) - len(kept) - failed,
     )
 
 

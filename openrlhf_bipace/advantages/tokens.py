@@ -64,3 +64,38 @@ def _check_overlap(cell: torch.Tensor, n_rows: int, width: int) -> None:
     if int(hits.max()) > 1:
         at = int(hits.argmax())
         raise ValueError(f"row {at // width}: token {at % width + 1} lies in the spans of {int(hits[at])} steps")
+
+
+def loss_weights(
+    kind: str,
+    step: torch.Tensor | Sequence[int],
+    trajectory: torch.Tensor | Sequence[int],
+    tokens: torch.Tensor | Sequence[int],
+) -> torch.Tensor:
+    """What each turn's tokens weigh in the policy loss under ``--bipace.loss_agg`` -> [N] float64 [ours].
+
+    The host divides the sum over tokens by the number of tokens in the optimizer step. With these weights on the
+    tokens that quotient is a mean over `kind`: every "token", every "turn" or every "trajectory" of the step counts
+    the same. PPO's loss is proportional to the advantage, so a weight may ride on it.
+
+    Args:
+        step: [N] int, the optimizer step of each turn.
+        trajectory: [N] int, its trajectory; all turns of one lie in one step.
+        tokens: [N] int, its response tokens.
+
+    Raises:
+        ValueError: an unknown `kind`.
+    """
+    step, trajectory, tokens = (torch.as_tensor(x, dtype=torch.int64) for x in (step, trajectory, tokens))
+    if kind == "token":
+        return torch.ones(len(tokens), dtype=torch.float64)
+    if kind not in ("turn", "trajectory"):
+        raise ValueError(f"loss_agg: got {kind!r}, allowed: token | turn | trajectory")
+    length = tokens.double()
+    unit = torch.arange(len(tokens)) if kind == "turn" else torch.unique(trajectory, return_inverse=True)[1]
+    of_unit = torch.zeros(len(tokens), dtype=torch.float64).index_add_(0, unit, length)
+    speaking = torch.unique(torch.stack([step, unit])[:, tokens > 0], dim=1)[0]  # the step of each unit with tokens
+    steps = int(step.max()) + 1 if len(step) else 0
+    units = torch.bincount(speaking, minlength=steps).double()
+    total = torch.zeros(steps, dtype=torch.float64).index_add_(0, step, length)
+    return total[step] / (units[step] * of_unit[unit]).clamp(min=1.0)

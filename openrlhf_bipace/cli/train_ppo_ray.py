@@ -11,10 +11,12 @@ import os
 import runpy
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from openrlhf_bipace.config import AgentConfig, BipaceConfig, add_flags, from_args
-from openrlhf_bipace.integration import cpu, host
+from openrlhf_bipace.config import AgentConfig, BipaceConfig, LaunchConfig, add_flags, from_args
+from openrlhf_bipace.integration import cluster, cpu, host
+from openrlhf_bipace.launch.placement import Layout
+from openrlhf_bipace.runs import STOPPED, StopRequested
 
 SECRET_FLAG = "logger.wandb.key"
 _parse_args = argparse.ArgumentParser.parse_args
@@ -23,7 +25,8 @@ _parse_args = argparse.ArgumentParser.parse_args
 def parse_args(parser: argparse.ArgumentParser, args: Any = None, namespace: Any = None) -> Any:
     """Stands in for ``parser.parse_args`` on upstream's finished parser: our flags added, everything checked."""
     argparse.ArgumentParser.parse_args = _parse_args
-    without_cuda = cpu.needed()
+    # A dry run plans for GPUs wherever it is typed, a login node for instance.
+    without_cuda = cpu.needed() and "--dry_run" not in (args or sys.argv)
     parser.prog = "bipace-train"
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     parser.error = lambda message: parser.exit(2, f"{parser.prog}: error: {message}\n")  # without pages of usage
@@ -48,10 +51,15 @@ def _extend(parser: argparse.ArgumentParser, without_cuda: bool) -> None:
             action.default = cpu.DEFAULTS[flag]
         action.help = action.help or "as in OpenRLHF"  # the formatter shows a default only beside a help text
     add_flags(parser)
+    parser.add_argument(
+        "--dry_run",
+        action="store_true",
+        help="print which actor goes on which node and GPU and what memory it needs, refuse what cannot fit, and end",
+    )
 
 
 def _prepare(args: Any, without_cuda: bool) -> Any:
-    """Check, make the run folder, install our classes, start Ray without CUDA. Returns the namespace for upstream."""
+    """Check, make the run folder, install our classes, connect to Ray. Returns the namespace for upstream."""
     from openrlhf_bipace import envs
     from openrlhf_bipace.integration import startup
 
@@ -63,14 +71,30 @@ def _prepare(args: Any, without_cuda: bool) -> Any:
     agent.env = envs.absolute(agent.env)
     agent.data = agent.data and str(Path(agent.data).absolute())
     startup.check(args, bipace, agent, without_cuda)
-    for flag in [name for name in vars(args) if name.startswith(("bipace.", "agent."))]:
+    launch: LaunchConfig = from_args("launch", args)
+    dry_run = args.dry_run
+    for flag in [name for name in vars(args) if name.startswith(("bipace.", "agent.", "launch.", "dry_run"))]:
         delattr(args, flag)
     args.bipace, args.agent = bipace, agent
     if agent.env:
         setattr(args, "reward.remote_url", "agent")  # as upstream marks an agent's reward
+    if dry_run:
+        _dry_run(args, launch)
+    if agent.env:
         _create_run_folder(args, bipace)
     _install(args, bipace, agent, without_cuda)
+    _connect(args, launch, without_cuda)
     return args
+
+
+def _dry_run(args: Any, launch: LaunchConfig) -> NoReturn:
+    from openrlhf_bipace.launch.dry_run import plan
+
+    text, refused = plan(vars(args), launch)
+    print(text)
+    if refused:
+        raise ValueError("does not fit: " + "; ".join(refused))
+    raise SystemExit(0)
 
 
 def _create_run_folder(args: Any, bipace: BipaceConfig) -> None:
@@ -102,28 +126,30 @@ def _install(args: Any, bipace: BipaceConfig, agent: AgentConfig, without_cuda: 
         os.environ[cpu.DTYPE_VARIABLE] = bipace.cpu_dtype
         rollout_arguments |= cpu.rollout_arguments()
     if agent.env:
+        from openrlhf_bipace.integration.async_trainer import AsyncAgentTrainer
         from openrlhf_bipace.integration.rollout_actor import RolloutActor
         from openrlhf_bipace.integration.trainer import AgentTrainer
 
         rollout_arguments["agent_config"] = agent
         rollout = RolloutActor
-        host.install_trainer(AgentTrainer)
+        host.install_trainers(AgentTrainer, AsyncAgentTrainer)
     host.install_rollout(rollout, rollout_arguments)
     if without_cuda:
         print(
             "[openrlhf_bipace] no CUDA device: CPU backend on (DeepSpeed over gloo, vLLM's CPU build, "
             f"{bipace.cpu_dtype} parameters)"
         )
-        cpu.start_ray(_devices(args))
 
 
-def _devices(args: Any) -> int:
-    """Slots that upstream will ask Ray for."""
-    count = getattr(args, "actor.num_nodes") * getattr(args, "actor.num_gpus_per_node")
-    count += (getattr(args, "vllm.num_engines") or 0) * getattr(args, "vllm.tensor_parallel_size")
-    for model in ("ref", "reward", "critic"):
-        count += getattr(args, f"{model}.num_nodes") * getattr(args, f"{model}.num_gpus_per_node")
-    return count
+def _connect(args: Any, launch: LaunchConfig, without_cuda: bool) -> None:
+    """Join or start Ray, and refuse a cluster that cannot hold what the flags ask for."""
+    layout = Layout.from_flags(vars(args))
+    layout.check()
+    if without_cuda:
+        cpu.start_ray(layout.gpus)
+    else:
+        cluster.connect()
+    cluster.require_gpus(layout.gpus, launch.deadline)
 
 
 def main() -> None:
@@ -138,7 +164,11 @@ def main() -> None:
 
     host.install_policy(PolicyActor)
     argparse.ArgumentParser.parse_args = parse_args
-    runpy.run_module(host.OPENRLHF_CLI, run_name="__main__", alter_sys=False)
+    try:
+        runpy.run_module(host.OPENRLHF_CLI, run_name="__main__", alter_sys=False)
+    except StopRequested as stop:
+        print(f"[openrlhf_bipace] {str(stop).splitlines()[-1]}; --ckpt.load_enable goes on from there")
+        raise SystemExit(STOPPED) from None
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from typing import Any
 
 TEMPLATES = ("react", "terse")
 FOLDER = Path(__file__).parent / "templates"
-WINDOW_CHARS = 13_000  # a longer windowed message goes without its history, as in verl-agent
 
 
 def first_user(
@@ -66,26 +65,26 @@ def window_user(
     admissible: Sequence[str],
     show_admissible: bool,
     max_turns: int,
-    max_chars: int = WINDOW_CHARS,
 ) -> str:
     """The only user message of a turn that does not see the conversation: rules, the last turns, what there is to see.
 
-    `history` holds (observation, command) of the last turns, oldest first, `turn` counts the turns taken so far. A
-    message of more than `max_chars` characters leaves the history out (0: never). The rest is as in `first_user`,
-    which this equals at turn 0. ValueError for an unknown `template` or more history than turns.
+    `history` holds (observation, command) of the last turns, oldest first, `turn` counts the turns taken so far. The
+    rest is as in `first_user`, which this equals at turn 0. ValueError for an unknown `template` or more history than
+    turns.
     """
     if len(history) > turn:
         raise ValueError(f"history: got {len(history)} turns, allowed after {turn}: at most {turn}")
-    values = {
-        "task": task,
-        "observation": observation,
-        "instructions": instructions.strip(),
-        "commands": list(admissible) if show_admissible else [],
-        "max_turns": max_turns,
-        "turn": turn,
-    }
-    text = _render(template, "window", history=list(history), **values)
-    return text if not 0 < max_chars < len(text) else _render(template, "window", history=[], **values)
+    return _render(
+        template,
+        "window",
+        task=task,
+        observation=observation,
+        history=list(history),
+        instructions=instructions.strip(),
+        commands=list(admissible) if show_admissible else [],
+        max_turns=max_turns,
+        turn=turn,
+    )
 
 
 def commands_text(env: str) -> str:

@@ -75,12 +75,14 @@ def install_policy(policy: type) -> None:
     ppo_actor.PolicyModelActor = ray.remote(num_gpus=1)(policy)
 
 
-def install_trainer(trainer: type) -> None:
-    """Put `trainer` in place of upstream's synchronous trainer. Any time before ``train(args)``, which looks it up."""
+def install_trainers(synchronous: type, asynchronous: type) -> None:
+    """Put ours in place of upstream's trainers. Any time before ``train(args)``, which looks them up."""
     import openrlhf.trainer.ppo_trainer as ppo_trainer
+    import openrlhf.trainer.ppo_trainer_async as ppo_trainer_async
     import ray
 
-    ppo_trainer.PPOTrainer = ray.remote(trainer)
+    ppo_trainer.PPOTrainer = ray.remote(synchronous)
+    ppo_trainer_async.PPOTrainerAsync = ray.remote(asynchronous)
 
 
 def install_rollout(rollout: type | None, arguments: dict[str, Any]) -> None:

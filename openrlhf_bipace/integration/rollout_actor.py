@@ -37,6 +37,19 @@ class RolloutActor(undecorated(_RolloutRayActor)):
         await super().__init__(*args, **kwargs)
         self.agent_config = agent_config
         self._loop: AgentLoop | None = None
+        self._weights = 0  # weight syncs so far
+
+    async def update_weight(self, *args: Any, empty_cache: bool = False, **kwargs: Any) -> Any:
+        """Upstream's; counts the syncs, of which only the last weight says `empty_cache`."""
+        result = await super().update_weight(*args, empty_cache=empty_cache, **kwargs)
+        self._weights += empty_cache
+        return result
+
+    async def update_weight_cuda_ipc(self, *args: Any, empty_cache: bool = False, **kwargs: Any) -> Any:
+        """As `update_weight`, for weights that stay on the GPU."""
+        result = await super().update_weight_cuda_ipc(*args, empty_cache=empty_cache, **kwargs)
+        self._weights += empty_cache
+        return result
 
     async def generate_responses(
         self,
@@ -69,22 +82,24 @@ class RolloutActor(undecorated(_RolloutRayActor)):
             params.min_tokens = 0  # upstream's 1 masks the end token: sampled from another policy than the one trained
             if self.agent_config.seed_requests:
                 params.seed = seed_of(envelope["seed"], sample, turn)
+            weights = self._weights
             output = (await self.generate(context, params)).outputs[0]
             ids = list(output.token_ids)
             logprobs = None
             if output.logprobs is not None:
                 logprobs = [entry[token].logprob for token, entry in zip(ids, output.logprobs, strict=True)]
-            return Generation(ids, output.finish_reason, logprobs)
+            return Generation(ids, output.finish_reason, logprobs, weights)
 
         seed = seed_of(envelope["seed"], sample)
         return await self._loop.run(envelope["task"], envelope["group"], sample, generate, visit_seed=seed)
 
 
 def responses(prompt: str, label: str, group: list[Trajectory], tokenizer: Any) -> list[dict[str, Any]]:
-    """Upstream's response dictionaries for one group of full-context trajectories.
+    """Upstream's response dictionaries for one group, one for each trajectory: its first row and the trajectory.
 
-    A failed trajectory becomes a row without action tokens, which weighs nothing; for upstream's estimators its reward
-    is the mean of the group's others, so that it does not move their baseline.
+    With our estimators the training rows are made from the trajectory later. A failed trajectory becomes a row without
+    action tokens, which weighs nothing; for upstream's estimators its reward is the mean of the group's others, so
+    that it does not move their baseline.
     """
     sound = [t.reward for t in group if not t.end.failed]
     neutral = sum(sound) / len(sound) if sound else 0.0

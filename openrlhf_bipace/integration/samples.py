@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,14 +20,57 @@ def pop_trajectories(experience: Experience) -> list[Trajectory]:
     return experience.info.pop(TRAJECTORY)
 
 
+class PromptCursor:
+    """The prompt loader, whose state also holds what else decides the coming samples: seeds and unused samples."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        self.generator: AgentSamplesGenerator | None = None
+
+    def __iter__(self) -> Iterator:
+        return iter(self.loader)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint: upstream stores it as its loader's state."""
+        return {"loader": self.loader.state_dict(), "samples": self.generator.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state_dict` was taken."""
+        self.loader.load_state_dict(state["loader"])
+        self.generator.load_state_dict(state["samples"])
+
+
+class _Samples(list):
+    """Unused samples in a checkpoint's state, which upstream prints in full."""
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} unused samples>"
+
+
 class AgentSamplesGenerator(SamplesGenerator):
     """Labels every prompt it dispatches with a group id and a seed, so that groups never depend on arrival order."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, strategy: Any, prompts_dataloader: PromptCursor, *args: Any, **kwargs: Any) -> None:
+        super().__init__(strategy, prompts_dataloader, *args, **kwargs)
         self._dispatched = {"train": 0, "eval": 0}
         self._phase = "train"
         self.eval_trajectories: list[Trajectory] = []  # of the latest evaluation, in the order of the data
+        self._sample_buffer: list[Experience] = []
+        self._dataloader_iter: Iterator | None = None
+        prompts_dataloader.generator = self
+
+    def state_dict(self) -> dict[str, Any]:
+        """What decides the coming samples besides the data order: the count behind ids and seeds, unused samples."""
+        return {"dispatched": self._dispatched["train"], "unused": _Samples(self._sample_buffer)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state_dict` was taken; the loader must have its state already."""
+        self._dispatched["train"], self._sample_buffer = state["dispatched"], list(state["unused"])
+        if self._sample_buffer:  # upstream opens the loader only when it has no samples left
+            self._dataloader_iter = iter(self.prompts_dataloader)
 
     def generate_eval_samples(self, **generate_kwargs: Any) -> list[Experience]:
         """Upstream's; every evaluation uses the same seeds, in the order of the data."""

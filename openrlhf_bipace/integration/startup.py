@@ -16,12 +16,9 @@ from openrlhf_bipace.integration import host
 
 # flag -> (value it must keep, why), for rollouts of our agent loop
 UNSUPPORTED = {
-    "train.async_enable": (False, "asynchronous training is not supported yet"),
-    "train.partial_rollout_enable": (False, "asynchronous training is not supported yet"),
-    "train.dynamic_batch_enable": (False, "dynamic batching is not supported yet"),
-    "ds.ring_attn_size": (1, "ring attention is not supported yet"),
-    "ds.tensor_parallel_size": (1, "tensor parallel training is not supported yet"),
-    "ds.lora.rank": (0, "LoRA is not supported yet"),
+    "ds.ring_attn_size": (1, "hidden states of a sequence split over ranks are not gathered"),
+    "ds.tensor_parallel_size": (1, "hidden states of tensor parallel ranks are not gathered"),
+    "ds.lora.rank": (0, "OpenRLHF sends LoRA's own weights to the engine, which knows only the merged ones"),
     "data.max_images_per_prompt": (0, "vision-language models are not supported"),
     "train.agent_func_path": (None, "--agent.env brings its own agent loop"),
     "reward.remote_url": (None, "the environment gives the reward"),
@@ -35,6 +32,8 @@ UNSUPPORTED_OURS = {
     "reward.clip_range": ((-10, 10), "rewards of turns are never clipped"),
     "reward.overlong_buffer_len": (None, "length penalties do not know turns"),
     "reward.stop_properly_penalty_coef": (None, "length penalties do not know turns"),
+    "actor.policy_loss_type": ("ppo", "GSPO has one ratio per row, and a row may hold many turns"),
+    "actor.loss_agg_mode": ("token-mean", "--bipace.loss_agg says what weighs the same"),
     "algo.advantage.no_std_norm": (False, "--bipace.episode_mode says whether the std divides"),
 }
 
@@ -64,12 +63,18 @@ def check(args: Any, bipace: BipaceConfig, agent: AgentConfig, without_cuda: boo
     if ours:
         advantages.check(estimator, bipace)
         _check_fixed(args, UNSUPPORTED_OURS, f"{host.ESTIMATOR_FLAG} {estimator}")
-        _check_ours(args, estimator)
+        _check_ours(args, agent, estimator)
+    elif agent.context != "full":
+        raise ValueError(
+            f"--agent.context: got {agent.context}, allowed with {host.ESTIMATOR_FLAG} {estimator}: full (OpenRLHF's "
+            "estimators know one row per trajectory; grpo is group_norm and knows turns)"
+        )
     _check_engines(args)
+    _check_budgets(args, agent)
     check_writable("--bipace.run_dir", bipace.run_dir)
     check_writable("--ckpt.output_dir", getattr(args, "ckpt.output_dir"))
     check_writable("--ckpt.path", getattr(args, "ckpt.path"))
-    _check_model(args, bipace, needs_hidden=ours and advantages.needs_hidden(estimator))
+    _check_model(args, bipace, agent, needs_hidden=ours and advantages.needs_hidden(estimator))
     _check_tasks(args, agent)
 
 
@@ -81,7 +86,7 @@ def _check_fixed(args: Any, table: dict[str, tuple[Any, str]], cause: str) -> No
             raise ValueError(f"--{flag}: got {got!r}, allowed with {cause}: {allowed!r} ({why})")
 
 
-def _check_ours(args: Any, estimator: str) -> None:
+def _check_ours(args: Any, agent: AgentConfig, estimator: str) -> None:
     samples = getattr(args, "rollout.n_samples_per_prompt")
     if samples < 2:
         raise ValueError(
@@ -95,11 +100,27 @@ def _check_ours(args: Any, estimator: str) -> None:
             "loss (--algo.kl.use_loss) or none (--algo.kl.init_coef 0); a KL in the reward would be lost"
         )
 
+    if getattr(args, "algo.advantage.is_correction_level") == "seq" and agent.context == "full":
+        raise ValueError(
+            f"--algo.advantage.is_correction_level: got seq, allowed with {estimator} and --agent.context full: off | "
+            "token (a sequence is a whole trajectory there: one bad turn would mask every other; with --agent.context "
+            "window it is one turn)"
+        )
+
 
 def _check_engines(args: Any) -> None:
     engines = getattr(args, "vllm.num_engines")
     if not engines:
         raise ValueError(f"--vllm.num_engines: got {engines!r}, allowed with --agent.env: 1 or more")
+
+
+def _check_budgets(args: Any, agent: AgentConfig) -> None:
+    longest = getattr(args, "data.max_len")
+    if agent.context == "window" and agent.max_turn_tokens >= longest:
+        raise ValueError(
+            f"--agent.max_turn_tokens: got {agent.max_turn_tokens}, allowed with --agent.context window: less than "
+            f"--data.max_len ({longest}), which holds the prompt too"
+        )
 
 
 def _check_cpu(args: Any) -> None:
@@ -109,8 +130,9 @@ def _check_cpu(args: Any) -> None:
     attention = getattr(args, "ds.attn_implementation")
     if attention not in ("sdpa", "eager"):
         raise ValueError(f"--ds.attn_implementation: got {attention!r}, allowed without CUDA: sdpa | eager")
-    if getattr(args, "ds.packing_samples"):
-        raise ValueError("--ds.packing_samples: got True, allowed without CUDA: False (it needs flash attention)")
+    for flag in ("ds.packing_samples", "train.dynamic_batch_enable"):  # the second switches the first on
+        if getattr(args, flag):
+            raise ValueError(f"--{flag}: got True, allowed without CUDA: False (packing needs flash attention)")
     ranks = getattr(args, "actor.num_nodes") * getattr(args, "actor.num_gpus_per_node")
     if getattr(args, "ds.zero_stage") == 3 and ranks > 1:
         raise ValueError(
@@ -127,7 +149,7 @@ def check_writable(flag: str, folder: str) -> None:
         raise ValueError(f"{flag}: got {folder!r}, allowed: a writable folder ({existing} is not)")
 
 
-def _check_model(args: Any, bipace: BipaceConfig, needs_hidden: bool) -> None:
+def _check_model(args: Any, bipace: BipaceConfig, agent: AgentConfig, needs_hidden: bool) -> None:
     from transformers import AutoConfig, AutoTokenizer
 
     from openrlhf_bipace.rollout.context import ChatContext
@@ -142,7 +164,7 @@ def _check_model(args: Any, bipace: BipaceConfig, needs_hidden: bool) -> None:
             f"--actor.model_name_or_path: got {name!r}, allowed: a model folder or hub name ({reason})"
         ) from None
     try:
-        ChatContext(tokenizer)
+        ChatContext(tokenizer, grows=agent.context == "full")
     except ValueError as error:
         raise ValueError(f"--actor.model_name_or_path: got {name!r}: {error}") from None
     layers = config.get_text_config().num_hidden_layers

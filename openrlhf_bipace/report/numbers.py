@@ -17,6 +17,7 @@ DASH = "–"
 PHASES = {
     "timing/generation": "generation (rollouts)",
     "timing/make_experience": "make_experience (forwards, advantages)",
+    "phase/old_logprobs": "of which old log-probabilities",
     "bipace/seconds_hidden": "of which hidden-state capture",
     "bipace/seconds_clustering": "of which clustering",
     "bipace/seconds_advantages": "of which advantages",

@@ -11,10 +11,11 @@ from typing import Any
 
 from openrlhf_bipace import envs
 from openrlhf_bipace.config import AgentConfig
-from openrlhf_bipace.envs import actions, prompts
+from openrlhf_bipace.envs import actions
 from openrlhf_bipace.envs.pool import EnvFailure, EnvPool, Episode
 from openrlhf_bipace.records import EndReason, StepRecord, Trajectory
 from openrlhf_bipace.rollout.context import ChatContext
+from openrlhf_bipace.rollout.prompting import FullContext, Prompt, WindowContext
 
 
 @dataclass(slots=True)
@@ -24,6 +25,7 @@ class Generation:
     token_ids: list[int]  # as sampled, the stop token included when it was sampled
     finish_reason: str  # "stop" or "length"
     logprobs: list[float] | None = None  # per token, under the rollout policy at its temperature
+    weights: int = 0  # how often the engine had received new weights when it began
 
 
 # (context token ids, max new tokens, turn) -> response
@@ -49,12 +51,13 @@ class AgentLoop:
     Args:
         config: environment, prompt template and budgets.
         tokenizer: the policy's tokenizer.
-        max_length: token budget of a whole conversation, prompt included.
+        max_length: token budget of a training row: a whole conversation, or with window context one prompt and its
+            response.
     """
 
     def __init__(self, config: AgentConfig, tokenizer: Any, max_length: int) -> None:
         self.config = config
-        self.context = ChatContext(tokenizer)
+        self.context = ChatContext(tokenizer, grows=config.context == "full")
         self.max_length = max_length
         self.pool = pool_of(config)
 
@@ -78,44 +81,35 @@ class AgentLoop:
     async def _turns(self, env: Episode, start: envs.Observation, out: Trajectory, generate: Generate) -> None:
         cfg = self.config
         limit = cfg.max_turns or env.max_turns
-        user = prompts.first_user(
-            start.task,
-            start.text,
-            instructions=env.instructions,
-            template=cfg.template,
-            admissible=start.admissible,
-            show_admissible=cfg.show_admissible,
-            max_turns=limit,
-        )
-        observation, state_id = start.text, start.state_id
-        context: list[int] = []
-        new = self.context.first(user)
+        prompting = self._prompting(env.instructions, start.task, limit)
+        now: envs.Observation | envs.StepResult = start
         for turn in range(limit):
-            context = context + new
-            budget = min(cfg.max_turn_tokens, self.max_length - len(context))
+            prompt = prompting.prompt(now.text, now.admissible, out.steps)
+            budget = min(cfg.max_turn_tokens, self.max_length - len(prompt.context))
             if budget <= 0:
                 out.end = EndReason.CONTEXT_FULL
                 return
-            reply = await generate(context, budget, turn)
-            step, result = await self._act(env, turn, observation, state_id, new, reply)
+            reply = await generate(prompt.context, budget, turn)
+            step, result = await self._act(env, turn, now, prompt, reply)
             out.steps.append(step)
             if result.done:
                 out.end, out.success = EndReason.DONE, result.success
                 return
-            context = context + reply.token_ids
-            user = prompts.next_user(
-                start.task,
-                result.text,
-                admissible=result.admissible,
-                show_admissible=cfg.show_admissible,
-                template=cfg.template,
-            )
-            new = self.context.next(reply.token_ids, user)
-            observation, state_id = result.text, result.state_id
+            now = result
         out.end = EndReason.TURN_LIMIT
 
+    def _prompting(self, instructions: str, task: str, limit: int) -> FullContext | WindowContext:
+        if self.config.context == "window":
+            return WindowContext(self.config, self.context, instructions, task, limit, self.max_length)
+        return FullContext(self.config, self.context, instructions, task, limit)
+
     async def _act(
-        self, env: Episode, turn: int, observation: str, state_id: str | None, new: list[int], reply: Generation
+        self,
+        env: Episode,
+        turn: int,
+        seen: envs.Observation | envs.StepResult,
+        prompt: Prompt,
+        reply: Generation,
     ) -> tuple[StepRecord, envs.StepResult]:
         text = self.context.decode(reply.token_ids)
         parsed = actions.parse(text, self.config.parser)
@@ -124,10 +118,10 @@ class AgentLoop:
         result = await env.step(parsed.command)
         step = StepRecord(
             turn=turn,
-            observation=observation,
-            prompt_ids=new,
+            observation=seen.text,
+            prompt_ids=prompt.new,
             response_ids=list(reply.token_ids),
-            new_row=turn == 0,
+            new_row=prompt.new_row,
             text=text,
             action=parsed.command if parsed.valid else "",
             valid=parsed.valid,
@@ -135,8 +129,10 @@ class AgentLoop:
             finish_reason=reply.finish_reason,
             accepted=result.valid,
             executed=result.executed,
-            state_id=state_id,
+            state_id=seen.state_id,
             action_start=self.context.token_at(reply.token_ids, parsed.start),
             logprobs=reply.logprobs,
+            history_cut=prompt.history_cut,
+            weights=reply.weights,
         )
         return step, result

@@ -17,26 +17,32 @@ class ChatContext:
 
     Args:
         tokenizer: a transformers tokenizer with a chat template.
+        grows: whether `next` will be called; a template that rewrites earlier turns still serves for single messages.
 
     Raises:
-        ValueError: no chat template, or one that does not render earlier turns unchanged.
+        ValueError: no chat template, or with `grows` one that does not render earlier turns unchanged.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, grows: bool = True) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise ValueError("the model's tokenizer has no chat template; --agent.env needs one to tell turns apart")
         self.tokenizer = tokenizer
+        if grows:
+            self._learn_what_lies_between_turns()
+
+    def _learn_what_lies_between_turns(self) -> None:
         head = self._render([_user(_USER)])
         full = self._render([_user(_USER), {"role": "assistant", "content": _REPLY}, _user(_USER + "2")])
         if not full.startswith(head + _REPLY):
             raise ValueError(
                 "--agent.context full: the chat template changes earlier turns when the conversation goes on "
-                f"(got {full[len(head) - 20 :]!r} after {head!r}); a model whose template keeps them is needed"
+                f"(got {full[len(head) - 20 :]!r} after {head!r}); use --agent.context window, or a model whose "
+                "template keeps them"
             )
         self._between, found, self._generation = full[len(head) + len(_REPLY) :].partition(_USER + "2")
         if not found:
             raise ValueError("the chat template does not render the user's message verbatim")
-        self._eos_id, self._eos = tokenizer.eos_token_id, tokenizer.eos_token
+        self._eos_id, self._eos = self.tokenizer.eos_token_id, self.tokenizer.eos_token
 
     def first(self, user: str) -> list[int]:
         """Ids of the conversation's start: any system message, the user's message, the assistant's header."""

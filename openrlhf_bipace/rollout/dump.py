@@ -18,8 +18,8 @@ def write_rollouts(
     Args:
         path: file to write; its folder must exist.
         trajectories: rollouts, failed ones included.
-        columns: what the estimator knows about a turn, keyed by (index of the trajectory, index of the step): return,
-            cluster, branch, advantages. Turns without an entry hold nulls.
+        columns: what the estimator knows about a turn, keyed by (index of the trajectory, index of the step): action
+            key, return, cluster, branch, advantages. Turns without an entry hold nulls.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -39,6 +39,7 @@ def write_rollouts(
                     "success": trajectory.success,
                     "error": trajectory.error,
                     "turn": step.turn,
+                    "new_row": step.new_row,
                     "observation": step.observation,
                     "text": step.text,
                     "action": step.action,
@@ -48,6 +49,8 @@ def write_rollouts(
                     "reward": step.reward,
                     "finish_reason": step.finish_reason,
                     "state_id": step.state_id,
+                    "history_cut": step.history_cut,
+                    "weights": step.weights,
                     "prompt_ids": step.prompt_ids,
                     "response_ids": step.response_ids,
                     **{name: known.get(name) for name in extra},

@@ -1,6 +1,7 @@
 """From trajectories to training rows: the only place that knows how turns share a row.
 
-A row is a maximal run of turns of which only the first has `new_row`. Full context gives one row per trajectory.
+A row is a maximal run of turns of which only the first has `new_row`. Full context gives one row per trajectory,
+window context one per turn.
 """
 
 from __future__ import annotations

@@ -34,5 +34,6 @@ def summarise(trajectories: Sequence[Trajectory], prefix: str = "agent") -> dict
             f"{prefix}/accepted_actions": sum(s.accepted for s in steps) / len(steps),
             f"{prefix}/response_tokens": sum(len(s.response_ids) for s in steps) / len(steps),
             f"{prefix}/cut_responses": sum(s.finish_reason == "length" for s in steps) / len(steps),
+            f"{prefix}/cut_histories": sum(s.history_cut > 0 for s in steps) / len(steps),
         }
     return figures
