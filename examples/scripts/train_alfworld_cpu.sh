@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # ALFWorld's games through the real trainer on any machine: a tiny model, at least 3 iterations.
-# DATA (required) is a folder with the games of ALFWorld (bipace-data list helps); OUT (default runs/alfworld_cpu) the run folder,
-# ITERATIONS (default 3) how long to train, PYTHON the interpreter. Further arguments go to the trainer.
+# DATA (required) is a folder with the games of ALFWorld (`bipace-data list` says more), OUT (default
+# runs/alfworld_cpu) the run folder, ITERATIONS (default 3) how long to train, PYTHON the interpreter.
+# Further arguments go to the trainer.
 set -euo pipefail
 DATA=$(realpath "${DATA:?a folder with the games of ALFWorld, see bipace-data list}")
 cd "$(dirname "$0")/../.."

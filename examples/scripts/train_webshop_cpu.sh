@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # WebShop's products through the real trainer on any machine: a tiny model, at least 3 iterations.
-# DATA (required) is a folder with the files of WebShop (bipace-data list helps); OUT (default runs/webshop_cpu) the run folder,
-# ITERATIONS (default 3) how long to train, PYTHON the interpreter. Further arguments go to the trainer.
+# DATA (required) is a folder with the files of WebShop (`bipace-data list` says more), OUT (default
+# runs/webshop_cpu) the run folder, ITERATIONS (default 3) how long to train, PYTHON the interpreter.
+# Further arguments go to the trainer.
 set -euo pipefail
 DATA=$(realpath "${DATA:?a folder with the files of WebShop, see bipace-data list}")
 cd "$(dirname "$0")/../.."
