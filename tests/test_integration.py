@@ -83,8 +83,7 @@ def test_mask_lengths_and_rewards_of_rows(experiences):
 def credited(group, estimator="gigpo", loss_agg="token", **options):
     """The rows of `group` as items with the estimator's advantages on their tokens."""
     from openrlhf_bipace.advantages.pipeline import CreditPipeline
-    from openrlhf_bipace.integration.batches import row_item
-    from openrlhf_bipace.integration.experience import write_advantages
+    from openrlhf_bipace.integration.batches import row_item, write_advantages
     from openrlhf_bipace.rollout.rows import rows_of
 
     credit = CreditPipeline(estimator, BipaceConfig(**options)).run(group)
