@@ -72,10 +72,12 @@ def unit32(phi: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:
+    """May overwrite `x`."""
     if x.dtype != torch.float64:
-        norm = torch.linalg.vector_norm(x.float(), dim=1, keepdim=True, dtype=torch.float64)
+        x = x.float()
+        norm = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=torch.float64)
         if not len(x) or (float(norm.min()) > 1e-30 and float(norm.max()) < 1e30):
-            return x.float() / norm.float()
+            return x.div_(norm.float())
         x = x.double()
     x = x / x.abs().amax(dim=1, keepdim=True)
     return (x / torch.linalg.vector_norm(x, dim=1, keepdim=True)).float()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +54,9 @@ def _to_array(x: torch.Tensor) -> np.ndarray:
 
 
 def _to_tensor(x: np.ndarray) -> torch.Tensor:
-    tensor = torch.from_numpy(x if x.flags.writeable else x.view())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what Ray shares is read-only, and so is what we do with it
+        tensor = torch.from_numpy(x)
     return tensor.view(torch.bfloat16) if tensor.dtype == torch.int16 else tensor
 
 
@@ -81,10 +84,10 @@ class Gatherer:
         """As torch's, along dimension 0."""
         return self[index]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the vectors."""
-        return self.parts([0])[0].dtype
+
+def _device() -> torch.device:
+    """A worker's GPU if --bipace.cluster_gpus gave it one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class ClusterWorker:
@@ -110,7 +113,7 @@ class ClusterWorker:
         """
         if key != self._key:
             phi = Gatherer(refs, where)[torch.arange(len(where))]
-            self._phi, self._key = phi.cuda() if torch.cuda.is_available() else phi, key
+            self._phi, self._key = phi.to(_device()), key
         try:
             found = cluster(self._phi, groups, **options)
         except BadVector as error:
@@ -128,7 +131,7 @@ class ClusterWorker:
 
     def open_shard(self, d: int, epsilon: float, own: int, count: int) -> None:
         """Be shard `own` of `count`."""
-        self._shard = Shard(d, epsilon, own, count)
+        self._shard = Shard(d, epsilon, own, count, _device())
 
     def answer(self, centroid: str, block: np.ndarray, settled: Any) -> Any:
         """The shard's part of a block: Ray has resolved `block` already."""
