@@ -75,10 +75,8 @@ class Shard:
                 self.k = max(self.k, int(local.max()) + 1)
                 if self.k > len(self.sums):
                     self.sums = torch.nn.functional.pad(self.sums, (0, 0, 0, max(MEAN_BLOCK, self.k)))
-                added, local = (
-                    torch.zeros(len(number), self.sums.shape[1], device=self.sums.device),
-                    on(local, self.sums),
-                )
+                local = on(local, self.sums)
+                added = self.sums.new_zeros(len(number), self.sums.shape[1])
                 added.index_add_(0, on(slot, added), self.block[on(mine, added)])
                 added += self.sums[local]
                 self.sums[local] = added
