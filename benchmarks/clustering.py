@@ -185,9 +185,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="runs of each work, the fastest counts")
     parser.add_argument("--hundred-k", action="store_true", help="also 100,000 x 1,536 (1 GB, minutes)")
     parser.add_argument("--million", action="store_true", help="also 1,000,000 x 1,536 (8 GB, a quarter of an hour)")
-    parser.add_argument(
-        "--draw", type=Path, nargs="+", help="only draw docs/clustering.png from such files"
-    )
+    parser.add_argument("--draw", type=Path, nargs="+", help="only draw docs/clustering.png from such files")
     parser.add_argument("--out", type=Path, default=Path("runs/clustering.json"), help="where the figures go")
     args = parser.parse_args()
     if args.draw:

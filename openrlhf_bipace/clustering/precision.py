@@ -21,7 +21,7 @@ from openrlhf_bipace.clustering.greedy import CANCELLED, SLACK, TIE, unit_rows
 
 U = 2.0**-24
 DIGITS = 1e-10  # float64 dust and the tie window, far below every float32 bound
-HOPELESS = 0.05  # a bound above this decides nothing: the judge sees every candidate
+HOPELESS = 0.02  # a bound above this decides nothing: the judge sees every candidate
 _JUDGE_ROWS = 256  # float64 rows made at a time
 _UNIT_ROWS = 64  # float32 rows made at a time on the CPU
 
