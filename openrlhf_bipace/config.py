@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -39,6 +39,18 @@ class BipaceConfig:
     )
     centroid: str = _flag("mean", "a cluster is compared by its running mean [ours] or first member", ["mean", "seed"])
     order: str = _flag("turn", "order in which a group's steps are clustered", ["turn", "trajectory"])
+    scope: str = _flag(
+        "group",
+        "turns of one part, whatever the partition, come from one prompt group [paper] or from anywhere in the batch",
+        ["group", "batch"],
+    )
+    cluster_backend: str = _flag(
+        "auto",
+        "how hidden states are clustered; auto, exact and reference give the same labels (docs/clustering.md)",
+        ["auto", "reference", "exact", "faiss-flat", "faiss-ivf", "faiss-hnsw"],
+    )
+    cluster_workers: int = _flag(0, "Ray actors that cluster, hidden states staying off the driver; 0: the driver")
+    cluster_gpus: float = _flag(0.0, "GPUs of each clustering worker, may be a fraction")
     gamma: float = _flag(0.95, "discount per turn [paper]")
     w: float = _flag(1.0, "weight of the step advantage: A = A_episode + w * A_step [paper]")
     episode_mode: str = _flag(
@@ -92,11 +104,29 @@ class BipaceConfig:
                 self.epsilon,
                 "'auto' or a cosine distance in [0, 2]",
             )
+        faiss_means = self.cluster_backend.startswith("faiss") and self.centroid != "seed"
+        _require(
+            not faiss_means,
+            "--bipace.cluster_backend",
+            self.cluster_backend,
+            "auto | reference | exact, or --bipace.centroid seed",
+        )
+        _require(self.cluster_workers >= 0, "--bipace.cluster_workers", self.cluster_workers, "an integer >= 0")
+        _require(
+            not (self.dump_hidden and self.cluster_workers),
+            "--bipace.dump_hidden",
+            self.dump_hidden,
+            "False with --bipace.cluster_workers (hidden states do not come to the driver)",
+        )
+        _require(self.cluster_gpus >= 0, "--bipace.cluster_gpus", self.cluster_gpus, "a number >= 0")
         _require(self.layer <= -2, "--bipace.layer", self.layer, "-2 or lower (-1 is read after the final norm)")
         _require(0.0 <= self.gamma <= 1.0, "--bipace.gamma", self.gamma, "a discount in [0, 1]")
         _require(math.isfinite(self.w) and self.w >= 0, "--bipace.w", self.w, "a finite weight >= 0")
-        _require(self.shrink >= 0, "--bipace.shrink", self.shrink, "a number >= 0")
-        _require(self.invalid_penalty >= 0, "--bipace.invalid_penalty", self.invalid_penalty, "a number >= 0")
+        for name in ("shrink", "invalid_penalty"):
+            got = getattr(self, name)
+            _require(math.isfinite(got) and got >= 0, f"--bipace.{name}", got, "a finite number >= 0")
+        for name in ("hgpo_alpha", "min_r2"):
+            _require(math.isfinite(getattr(self, name)), f"--bipace.{name}", getattr(self, name), "a finite number")
         _require(self.hgpo_k >= 0, "--bipace.hgpo_k", self.hgpo_k, "an integer >= 0")
         _require(self.ngram >= 1, "--bipace.ngram", self.ngram, "an integer >= 1")
 
@@ -105,7 +135,7 @@ class BipaceConfig:
 class AgentConfig:
     """The agent loop: environment, prompt, budgets."""
 
-    env: str = _flag("", "environment to act in; empty leaves rollouts to OpenRLHF")
+    env: str = _flag("", "environment to act in, by name or path/to/file.py:Class; empty leaves rollouts to OpenRLHF")
     data: str = _flag("", "folder with the environment's data, where it needs one")
     context: str = _flag(
         "full",
@@ -121,7 +151,15 @@ class AgentConfig:
     show_admissible: bool = _flag(False, "list the admissible commands in every observation")
     max_turns: int = _flag(0, "turns per episode (0: the environment's own default)")
     max_turn_tokens: int = _flag(512, "tokens per response; --rollout.max_new_tokens is not a per-turn cap")
-    step_timeout: float = _flag(60.0, "seconds an environment may take to reset or step")
+    step_timeout: float = _flag(60.0, "seconds an environment may take for a step")
+    reset_timeout: float = _flag(300.0, "seconds an environment may take to start an episode")
+    env_workers: int = _flag(
+        0, "environments at once per rollout actor (0: 1024 threads where safe, else 8 processes per core)"
+    )
+    env_recycle: int = _flag(500, "episodes after which an environment is replaced by a fresh one (0: never)")
+    env_memory: float = _flag(
+        4.0, "GiB after which an environment's process is replaced; at twice that its episode fails (0: no limit)"
+    )
     seed_requests: bool = _flag(
         False, "seed every response by task, sample and turn: reproducible rollouts, slower for large batches"
     )
@@ -133,6 +171,9 @@ class AgentConfig:
         _require(self.max_turns >= 0, "--agent.max_turns", self.max_turns, "an integer >= 0")
         _require(self.max_turn_tokens >= 1, "--agent.max_turn_tokens", self.max_turn_tokens, "an integer >= 1")
         _require(self.step_timeout > 0, "--agent.step_timeout", self.step_timeout, "seconds > 0")
+        _require(self.reset_timeout > 0, "--agent.reset_timeout", self.reset_timeout, "seconds > 0")
+        for name in ("env_workers", "env_recycle", "env_memory"):
+            _require(getattr(self, name) >= 0, f"--agent.{name}", getattr(self, name), "a number >= 0")
 
 
 @dataclass(slots=True)
@@ -165,14 +206,9 @@ def _check_choices(config: Any, section: str) -> None:
             _require(got in choices, f"--{section}.{f.name}", got, " | ".join(choices))
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add every flag of all sections to `parser`, one help group per section, and --dry_run."""
-    parser.add_argument(
-        "--dry_run",
-        action="store_true",
-        help="print which actor goes on which node and GPU and what memory it needs, refuse what cannot fit, and end",
-    )
-    for section, cls in SECTIONS.items():
+def add_flags(parser: argparse.ArgumentParser, sections: Sequence[str] = tuple(SECTIONS)) -> None:
+    """Add every flag of `sections` to `parser`, one help group per section."""
+    for section, cls in ((section, SECTIONS[section]) for section in sections):
         group = parser.add_argument_group(f"openrlhf_bipace: --{section}.*", (cls.__doc__ or "").split("\n")[0])
         for f in fields(cls):
             default = f.default

@@ -16,6 +16,34 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def data_folder(env: str) -> Path:
+    """The folder with `env`'s data, from BIPACE_DATA. Skips the test if it is not there."""
+    root = Path(os.environ.get("BIPACE_DATA", ROOT.parent / "shared" / "data"))
+    if not (root / env).is_dir():
+        pytest.skip(f"{env}'s data are not here: there is no {root / env} (BIPACE_DATA names the folder above it)")
+    return root / env
+
+
+@pytest.fixture(scope="session")
+def webshop_data() -> Path:
+    """WebShop's real catalogue."""
+    pytest.importorskip("bm25s", reason="pip install openrlhf_bipace[webshop]")
+    return data_folder("webshop")
+
+
+@pytest.fixture(scope="session")
+def alfworld_data(tmp_path_factory) -> Path:
+    """A folder with ALFWorld's real valid_seen games, unpacked if need be."""
+    pytest.importorskip("alfworld", reason="pip install openrlhf_bipace[alfworld]")
+    folder = data_folder("alfworld")
+    archives = sorted(folder.glob("games_*.tar.xz"))
+    if (folder / "json_2.1.1").is_dir() or not archives:
+        return folder
+    unpacked = tmp_path_factory.mktemp("alfworld")
+    subprocess.run(["tar", "-xf", archives[0], "-C", unpacked, "json_2.1.1/valid_seen"], check=True)
+    return unpacked
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> SimpleNamespace:
     """An untrained Qwen2 of three layers whose tokenizer knows the words of `rooms`: folder, model, tokenizer."""
@@ -32,7 +60,7 @@ def tiny(tmp_path_factory) -> SimpleNamespace:
 def rooms_tasks(tmp_path_factory) -> SimpleNamespace:
     """Task files of `rooms`: `train` (8 tasks) and `held_out` (4 tasks)."""
     from openrlhf_bipace import envs
-    from openrlhf_bipace.lab.warmstart import write_tasks
+    from openrlhf_bipace.data import write_tasks
 
     folder = tmp_path_factory.mktemp("tasks")
     files = SimpleNamespace(train=folder / "train.jsonl", held_out=folder / "held_out.jsonl")
@@ -112,7 +140,34 @@ def run_module(module: str, words: list[str], folder: Path, timeout: int = 600) 
     return done.stdout
 
 
+def model_of(folder: Path):
+    """The checkpoint in `folder` as a transformers model in fp32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def training_rows(path: Path) -> list[list[dict]]:
+    """The turns of a dump, one list per training row."""
+    from openrlhf_bipace.rollout.dump import read_rollouts
+
+    out: list[list[dict]] = []
+    for row in read_rollouts(path):
+        if row["new_row"]:
+            out.append([])
+        out[-1].append(row)
+    return out
+
+
 @pytest.fixture(scope="session")
 def helpers() -> SimpleNamespace:
     """The functions above: with importlib mode a test cannot import its conftest."""
-    return SimpleNamespace(root=ROOT, base_flags=base_flags, argv=argv, run_module=run_module)
+    return SimpleNamespace(
+        root=ROOT,
+        base_flags=base_flags,
+        argv=argv,
+        run_module=run_module,
+        model_of=model_of,
+        training_rows=training_rows,
+    )

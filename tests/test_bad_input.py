@@ -38,7 +38,7 @@ def test_unknown_estimator(refusal):
 
 def test_unknown_environment(refusal):
     message = refusal(agent__env="romms")
-    assert message.endswith("--agent.env: got 'romms', allowed: rooms, textcraft")
+    assert "--agent.env: unknown environment 'romms'; known: " in message and "rooms, textcraft" in message
 
 
 @pytest.mark.parametrize("layer", [-1, 0, -9])
@@ -83,6 +83,19 @@ def test_kl_in_the_reward(refusal):
 def test_unsupported_flag(refusal, flag, value):
     message = refusal(**{flag.replace(".", "__"): value})
     assert f"--{flag}: got " in message and "allowed" in message
+
+
+def test_window_without_room_for_a_prompt(refusal):
+    message = refusal(agent__context="window", agent__max_turn_tokens=512)
+    assert (
+        "--agent.max_turn_tokens: got 512, allowed with --agent.context window: less than --data.max_len (512)"
+        in message
+    )
+
+
+def test_turn_rows_need_an_estimator_that_knows_turns(refusal):
+    message = refusal(agent__context="window", algo__advantage__estimator="group_norm")
+    assert "--agent.context: got window, allowed with --algo.advantage.estimator group_norm: full" in message
 
 
 def test_zero3_with_several_cpu_ranks(refusal):

@@ -43,15 +43,62 @@ class AgentExecutor(AgentExecutorBase):
 """
 
 
+# The shape OpenRLHF documents for its users: an instance with reset and step behind its own multi-turn executor.
+MULTI_TURN = """
+import torch
+from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
+
+class AgentInstance(AgentInstanceBase):
+    def __init__(self, *args, **kwargs):
+        self.turns = 0
+
+    async def reset(self, states, **kwargs):
+        return {"observation": states["observation"]}
+
+    async def step(self, states, **kwargs):
+        self.turns += 1
+        reward = torch.tensor(float(len(states["action_text"]) % 2))
+        return {"rewards": reward, "scores": reward, "environment_feedback": " go on .", "done": self.turns == 3,
+                "sampling_params": states.get("sampling_params"), "extra_logs": {"turns": torch.tensor(self.turns)}}
+
+class AgentExecutor(MultiTurnAgentExecutor):
+    def __init__(self):
+        super().__init__(AgentInstance)
+"""
+
+
+def upstream_flags(model: Path, agent: Path, prompts: Path, out: Path) -> dict[str, object]:
+    """Nothing but OpenRLHF's own flags: two iterations of 4 prompts x 4 samples."""
+    return {
+        "actor.model_name_or_path": model,
+        "actor.num_gpus_per_node": 1,
+        "ref.num_gpus_per_node": 1,
+        "vllm.num_engines": 1,
+        "vllm.sync_backend": "gloo",
+        "vllm.enforce_eager": None,
+        "ds.attn_implementation": "sdpa",
+        "train.agent_func_path": agent,
+        "data.prompt_dataset": prompts,
+        "data.max_len": 128,
+        "rollout.batch_size": 4,
+        "rollout.n_samples_per_prompt": 4,
+        "rollout.micro_batch_size": 4,
+        "train.batch_size": 16,
+        "train.num_episodes": 2,
+        "train.micro_batch_size": 4,
+        "algo.advantage.estimator": "group_norm",
+        "algo.advantage.is_correction_level": "token",
+        "algo.kl.init_coef": 0.01,
+        "actor.adam.lr": 1e-3,
+        "actor.lr_warmup_ratio": 0,
+        "ckpt.output_dir": out / "final",
+        "logger.tensorboard_dir": out / "tensorboard",
+    }
+
+
 @pytest.fixture(scope="module")
-def runs(tiny, tmp_path_factory) -> dict[str, Path]:
+def runs(tiny, helpers, tmp_path_factory) -> dict[str, Path]:
     """The same flags through both command lines, one seed; the folder of each."""
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("dropin_conftest", Path(__file__).parent / "conftest.py")
-    helpers = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(helpers)
-
     base = tmp_path_factory.mktemp("dropin")
     (base / "agent.py").write_text(AGENT)
     prompts = base / "prompts.jsonl"
@@ -63,31 +110,7 @@ def runs(tiny, tmp_path_factory) -> dict[str, Path]:
     ):
         folder = base / name
         folder.mkdir()
-        flags = {
-            "actor.model_name_or_path": tiny.folder,
-            "actor.num_gpus_per_node": 1,
-            "ref.num_gpus_per_node": 1,
-            "vllm.num_engines": 1,
-            "vllm.sync_backend": "gloo",
-            "vllm.enforce_eager": None,
-            "ds.attn_implementation": "sdpa",
-            "train.agent_func_path": base / "agent.py",
-            "data.prompt_dataset": prompts,
-            "data.max_len": 128,
-            "rollout.batch_size": 4,
-            "rollout.n_samples_per_prompt": 4,
-            "rollout.micro_batch_size": 4,
-            "train.batch_size": 16,
-            "train.num_episodes": 2,
-            "train.micro_batch_size": 4,
-            "algo.advantage.estimator": "group_norm",
-            "algo.advantage.is_correction_level": "token",
-            "algo.kl.init_coef": 0.01,
-            "actor.adam.lr": 1e-3,
-            "actor.lr_warmup_ratio": 0,
-            "ckpt.output_dir": folder / "final",
-            "logger.tensorboard_dir": folder / "tensorboard",
-        }
+        flags = upstream_flags(tiny.folder, base / "agent.py", prompts, folder)
         helpers.run_module(module, [*first, *helpers.argv(flags)], folder)
         out[name] = folder
     return out
@@ -122,3 +145,14 @@ def test_same_weights_as_openrlhf(runs, tiny):
         torch.testing.assert_close(ours[name], weight, rtol=1e-4, atol=1e-5)
         moved = max(moved, (weight - tiny.model.state_dict()[name]).abs().max().item())
     assert moved > 1e-4
+
+
+def test_a_multi_turn_agent_file_runs_unchanged(tiny, helpers, tmp_path):
+    """Upstream's executor, upstream's estimator, our command line."""
+    (tmp_path / "agent.py").write_text(MULTI_TURN)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"input": f"go to room {i} ."}) + "\n" for i in range(4)))
+    flags = upstream_flags(tiny.folder, tmp_path / "agent.py", prompts, tmp_path) | {"train.num_episodes": 1}
+    helpers.run_module("openrlhf_bipace.cli.train_ppo_ray", helpers.argv(flags), tmp_path)
+    figures = scalars(tmp_path)
+    assert figures["train/turns"] == [3.0] and len(figures["train/actor_grad_norm"]) == 1

@@ -83,8 +83,7 @@ def test_mask_lengths_and_rewards_of_rows(experiences):
 def credited(group, estimator="gigpo", loss_agg="token", **options):
     """The rows of `group` as items with the estimator's advantages on their tokens."""
     from openrlhf_bipace.advantages.pipeline import CreditPipeline
-    from openrlhf_bipace.integration.batches import row_item
-    from openrlhf_bipace.integration.experience import write_advantages
+    from openrlhf_bipace.integration.batches import row_item, write_advantages
     from openrlhf_bipace.rollout.rows import rows_of
 
     credit = CreditPipeline(estimator, BipaceConfig(**options)).run(group)
@@ -194,6 +193,74 @@ def test_hook_reads_transformers_hidden_states(tiny, layer):
         off_by_one = expected[row, [max(p - 1, 0) for p in positions[row]]]
         assert row == 2 or (vectors - off_by_one).abs().max() > 0.01
     assert len(tiny.model.model.layers[layer]._forward_hooks) == hooks
+
+
+def test_only_the_wanted_positions_are_kept(tiny):
+    """C26: one layer is hooked, and what stays of its output is turns x d, not tokens x d."""
+    from openrlhf_bipace.integration.policy import capture
+
+    ids = torch.randint(3, 200, (4, 50))
+    mask = torch.ones_like(ids)
+    hooks = [len(layer._forward_hooks) for layer in tiny.model.model.layers]
+    with torch.no_grad(), capture(tiny.model, -2, [[3], [], [4, 9], [11]], mask) as hidden:
+        added = [len(layer._forward_hooks) - n for layer, n in zip(tiny.model.model.layers, hooks, strict=True)]
+        tiny.model(ids, attention_mask=mask)
+    assert added == [0, 1, 0]
+    vectors = hidden().vectors
+    assert [tuple(v.shape) for v in vectors] == [(1, 64), (0, 64), (2, 64), (1, 64)]
+    assert {v.untyped_storage().nbytes() for v in vectors} == {4 * 64 * 4}
+
+
+@pytest.mark.parametrize(
+    ("level", "mode", "expected"),
+    [
+        ("token", "clip", [2.0, 0.5, 1.0, 2.0]),
+        ("token", "mask", [0.0, 0.0, 1.0, 0.0]),
+        ("seq", "mask", [4.0, 0.25, 1.0, 0.0]),
+    ],
+)
+def test_importance_sampling_correction_is_per_turn(level, mode, expected):
+    """tis, icepop and seq-mask-tis on turn rows: the engine's log-probabilities stay with their tokens, and a turn
+    whose ratio is out of bounds is dropped alone.
+
+    Turn 0 has ratios 4 and 1/4 (geometric mean 1), turn 1 has 1 and turn 2 has 8; bounds 0.5 to 2.
+    """
+    from openrlhf.models import PolicyLoss
+
+    from openrlhf_bipace.integration.batches import join, row_item
+    from openrlhf_bipace.rollout.rows import rows_of
+
+    logs = torch.log(torch.tensor([4.0, 0.25, 1.0, 8.0])).tolist()
+    engine = [[-1 - logs[0], -1 - logs[1]], [-1 - logs[2]], [-1 - logs[3]]]
+    turns = [step(t, [5, 6], [7, 8][: len(e)], logprobs=e) for t, e in enumerate(engine)]
+    for turn in turns:
+        turn.new_row = True
+    trajectory = Trajectory("g", 0, {}, turns)
+    rows = rows_of(trajectory)
+    items = [row_item(trajectory, row) for row in rows]
+    for item, turn in zip(items, turns, strict=True):
+        assert item.rollout_log_probs[item.action_mask.bool()].tolist() == pytest.approx(turn.logprobs)
+        item.action_log_probs = -1.0 * item.action_mask
+        item.advantages = torch.ones(len(item.action_mask))
+    batch = join(items, [[[0, 1, 2]]])[0]
+    new = batch.action_log_probs.clone().requires_grad_()
+    loss_of = PolicyLoss(
+        0.2,
+        0.2,
+        is_correction_level=level,
+        is_correction_mode=mode,
+        is_correction_threshold=[0.5, 2.0],
+    )
+    info = {"dp_size": 1, "batch_num_tokens": 1.0, "global_batch_size": 3.0}
+    loss_of(
+        new,
+        batch.action_log_probs,
+        batch.advantages,
+        action_mask=batch.action_mask,
+        rollout_log_probs=batch.rollout_log_probs,
+        **info,
+    )[0].backward()
+    assert (-new.grad[batch.action_mask.bool()]).tolist() == pytest.approx(expected)
 
 
 def test_packed_index_arithmetic():

@@ -3,7 +3,7 @@
 import pytest
 
 from openrlhf_bipace.config import AgentConfig
-from openrlhf_bipace.envs.prompts import _FIRST, _NEXT, first_user, next_user
+from openrlhf_bipace.envs.prompts import TEMPLATES, first_user, next_user
 
 COMMON = {"instructions": "Say go.", "admissible": ["go a", "go b"], "max_turns": 7}
 
@@ -54,4 +54,4 @@ def test_unknown_template_is_named():
 
 
 def test_the_flag_offers_exactly_these_templates():
-    assert AgentConfig.__dataclass_fields__["template"].metadata["choices"] == list(_FIRST) == list(_NEXT)
+    assert AgentConfig.__dataclass_fields__["template"].metadata["choices"] == list(TEMPLATES)

@@ -86,6 +86,13 @@ def test_rewards_stay_on_their_turns_and_empty_feedback_keeps_turns_apart(tiny, 
     assert trajectory.steps[1].observation == ""
 
 
+@pytest.mark.parametrize("rule, heard", [("strict", ""), ("verl", "go")])
+def test_what_the_environment_hears_of_a_response_against_the_format(tiny, loop, rule, heard):
+    """C21: without thoughts an action is no error for the strict rule; with two tags it is one, and for verl's too."""
+    trajectory = run(loop(parser=rule), says(tiny, "<action>go</action><action>stop</action>"))
+    assert [(s.executed, s.action, s.valid) for s in trajectory.steps] == [(heard, "", False)] * 2
+
+
 def test_ids_trained_on_are_the_ids_sampled(tiny, loop):
     """C13: "go" spelled letter by letter re-tokenises to fewer ids; the row keeps what was sampled."""
     letters = [i for c in "<action>" for i in tiny.tokenizer(c, add_special_tokens=False)["input_ids"]]
@@ -197,8 +204,37 @@ def test_incremental_ids_equal_a_full_render(tiny):
         messages.append({"role": "assistant", "content": answer})
 
 
+def test_window_rows_hold_the_last_turns_only(tiny, loop):
+    """One row per turn: task, the last `history` turns, the current observation; rebuilt from text every turn."""
+    generate = says(tiny, "<action>a</action>", "<action>b</action>", "<action>c</action>")
+    trajectory = run(loop(context="window", history=1, max_turn_tokens=64), generate, {"turns": 3})
+    rows = rows_of(trajectory)
+    assert [row.steps for row in rows] == [[0], [1], [2]]
+    assert [row.tokens[: row.spans[0][0]] for row in rows] == [context for context, _, _ in generate.calls]
+    prompts = [tiny.tokenizer.decode(step.prompt_ids) for step in trajectory.steps]
+    assert "start here" in prompts[0] and "start here" in prompts[1] and "start here" not in prompts[2]
+    assert "> b\n" in prompts[2] and "> a\n" not in prompts[2]
+    assert [hidden_positions(row, trajectory, "prompt_end") for row in rows] == [
+        [len(step.prompt_ids) - 1] for step in trajectory.steps
+    ]
+    assert [step.history_cut for step in trajectory.steps] == [0, 0, 0]
+
+
+def test_a_window_prompt_over_budget_loses_its_oldest_turns_and_says_so(tiny, loop):
+    texts = ["<action>" + "look " * 30 + "</action>"]
+    roomy = run(loop(1024, context="window", history=3, max_turn_tokens=64), says(tiny, *texts), {"turns": 3})
+    longest = [len(step.prompt_ids) for step in roomy.steps]
+    assert longest[0] < longest[1] < longest[2] and summarise([roomy])["agent/cut_histories"] == 0
+    # Room for one turn of history beside a whole response, not for two.
+    room = longest[1] + 4
+    tight = run(loop(room + 64, context="window", history=3, max_turn_tokens=64), says(tiny, *texts), {"turns": 3})
+    assert [step.history_cut for step in tight.steps] == [0, 0, 1]
+    assert len(tight.steps[2].prompt_ids) <= room
+    assert summarise([tight])["agent/cut_histories"] == pytest.approx(1 / 3)
+
+
 def test_a_template_that_rewrites_history_is_refused(tiny):
-    """C14: Qwen3's template drops earlier <think> blocks."""
+    """C14: Qwen3's template drops earlier <think> blocks. One message at a time it serves."""
     import copy
 
     tokenizer = copy.deepcopy(tiny.tokenizer)
@@ -206,8 +242,9 @@ def test_a_template_that_rewrites_history_is_refused(tiny):
         "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'].split('</think>')[-1] }}<|im_end|>\n"
         "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
-    with pytest.raises(ValueError, match="changes earlier turns"):
+    with pytest.raises(ValueError, match="changes earlier turns.*use --agent.context window"):
         ChatContext(tokenizer)
+    assert ChatContext(tokenizer, grows=False).first("look") == ChatContext(tiny.tokenizer).first("look")
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match="no chat template"):
         ChatContext(tokenizer)

@@ -53,6 +53,23 @@ def test_splits_are_disjoint_complete_and_fixed():
     assert hashlib.sha256(" ".join(held_out).encode()).hexdigest()[:16] == "2d5d16357d8ff3de"
 
 
+def test_every_split_seed_cuts_the_goals_in_its_own_way():
+    def goals(split, seed):
+        return [t["task_id"] for t in TextCraftEnv.tasks(split, split_seed=seed)]
+
+    every = sorted(goals("train", 0) + goals("held_out", 0))
+    cuts = [frozenset(goals("held_out", seed)) for seed in range(4)]
+    assert len(set(cuts)) == 4 and all(len(cut) == 108 for cut in cuts)
+    for seed, cut in enumerate(cuts):
+        assert sorted([*cut, *goals("train", seed)]) == every
+    moved = next(iter(cuts[1] - cuts[0]))
+    TextCraftEnv.check_task({"task_id": moved, "split": "held_out", "split_seed": 1})
+    with pytest.raises(ValueError, match="an item of the split 'held_out'"):
+        TextCraftEnv.check_task({"task_id": moved, "split": "held_out"})
+    with pytest.raises(ValueError, match="split_seed: got -1, allowed: an int >= 0"):
+        TextCraftEnv.tasks("train", split_seed=-1)
+
+
 def test_a_position_means_the_task_in_the_list():
     env = make("textcraft")
     for i, task in enumerate(TextCraftEnv.tasks("held_out", seed=3)):
@@ -300,7 +317,7 @@ def test_the_shared_book_cannot_be_changed():
         ({"task_id": ["chest"]}, "task_id: got ['chest']"),
         ({"seed": "0"}, "seed: got '0', allowed: an int"),
         ({"distractors": -1}, "distractors: got -1, allowed: an int >= 0"),
-        ({"depth": 2}, "key: got 'depth', allowed: env, task_id, split, seed, distractors, visit_seed"),
+        ({"depth": 2}, "key: got 'depth', allowed: env, task_id, split, split_seed, seed, distractors, visit_seed"),
     ],
 )
 def test_a_malformed_task_is_named(change, message):

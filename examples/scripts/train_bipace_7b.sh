@@ -25,7 +25,7 @@ HOST=(
 DATA=(
     --data.prompt_dataset "$TASKS"
     --data.label_key label
-    --data.max_len 16384
+    --data.max_len 6144
     --rollout.batch_size 16
     --rollout.n_samples_per_prompt 8
     --train.batch_size 64
@@ -43,6 +43,8 @@ LEARNING=(
 )
 AGENT=(
     --agent.env textcraft
+    --agent.context window
+    --agent.history 2
     --agent.max_turns 40
     --agent.max_turn_tokens 512
 )

@@ -120,7 +120,7 @@ def estimate(name: str, steps: StepBatch, config: BipaceConfig, *, diagnostics: 
     value = torch.zeros_like(episode) if step is None else step.value
     branch = torch.zeros(len(steps), dtype=torch.int8) if step is None else step.branch
     total = episode + config.w * value
-    described = diagnose(steps, step, total) if diagnostics else {}
+    described = diagnose(steps, step, total, config.scope) if diagnostics else {}
     if _partition_of(name) == "one":
         described.pop("bipace/giant_share", None)  # 1 by design
     return StepAdvantages(episode, value, total, branch, described)

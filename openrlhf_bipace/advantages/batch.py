@@ -99,6 +99,12 @@ class StepBatch:
         """Number of prompt groups."""
         return len(self.group_names)
 
+    def within(self, scope: str) -> tuple[torch.Tensor, int]:
+        """([N] codes, their number) of what a part may not cross: the prompt group; nothing with `scope` "batch"."""
+        if scope == "batch":
+            return torch.zeros_like(self.group), min(len(self), 1)
+        return self.group, self.groups
+
     def describe(self, row: int) -> str:
         """A row in words, for messages: ``group g, trajectory 3, turn 5``."""
         name = self.group_names[int(self.group[row])]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-import numpy as np
 import torch
 
 from openrlhf_bipace.advantages.batch import StepBatch
@@ -50,15 +51,24 @@ class Calibration:
         )
 
 
-def calibrate(
-    phi: torch.Tensor | np.ndarray,
-    steps: StepBatch,
-    config: BipaceConfig,
-    *,
-    grid: Sequence[float] = GRID,
-    backend: str = "auto",
-) -> Calibration:
-    """Cluster `phi` [N, d] at every epsilon of `grid` and keep the one with the highest leave-one-out R^2.
+def cluster_steps(phi: Any, steps: StepBatch, config: BipaceConfig, epsilon: float) -> Clusters:
+    """Cluster the steps by `phi` [N, d], or by whatever clusters for it: an object with a `cluster` method."""
+    find = phi.cluster if hasattr(phi, "cluster") else partial(cluster, phi)
+    return find(
+        steps.within(config.scope)[0],
+        epsilon,
+        centroid=config.centroid,
+        backend=config.cluster_backend,
+        order=steps.order(config.order),
+        names=steps.describe,
+    )
+
+
+def calibrate(phi: Any, steps: StepBatch, config: BipaceConfig, *, grid: Sequence[float] = GRID) -> Calibration:
+    """Cluster at every epsilon of `grid` and keep the one with the highest leave-one-out R^2.
+
+    Args:
+        phi: as for `cluster_steps`; only labels are needed here, so vectors may stay elsewhere.
 
     Raises:
         ValueError: an empty grid, or a bad vector, naming its group, trajectory and turn.
@@ -68,32 +78,25 @@ def calibrate(
     best: tuple[float, float, Clusters] | None = None
     curve = []
     for epsilon in sorted(grid):
-        found = cluster(
-            phi,
-            steps.group,
-            epsilon,
-            centroid=config.centroid,
-            backend=backend,
-            order=steps.order(config.order),
-            names=steps.describe,
-        )
-        r2 = leave_one_out_r2(found.labels, steps)
+        found = cluster_steps(phi, steps, config, epsilon)
+        r2 = leave_one_out_r2(found.labels, steps, config.scope)
         curve.append((float(epsilon), r2))
         if best is None or r2 > best[0]:
             best = (r2, float(epsilon), found)
     assert best is not None  # the grid is not empty
     r2, epsilon, found = best
-    return Calibration(epsilon, r2, r2 < config.min_r2, curve, _giant_share(found, steps), found)
+    return Calibration(epsilon, r2, r2 < config.min_r2, curve, _giant_share(found, steps, config.scope), found)
 
 
-def leave_one_out_r2(cluster: torch.Tensor, steps: StepBatch) -> float:
+def leave_one_out_r2(cluster: torch.Tensor, steps: StepBatch, scope: str = "group") -> float:
     """How well cluster mates of *other* trajectories predict a return: 1 - error / error without clusters.
 
     Without clusters a return is predicted by m, the mean over the group's other trajectories. With them, by the mean
     of the k mates and one m: (sum + m) / (k + 1), so that a step without mates is neither rewarded nor punished. Rows
-    whose group has no other trajectory do not count. 0 where nothing varies.
+    whose group has no other trajectory do not count. 0 where nothing varies. With `scope` "batch" mates may be of
+    other groups; m stays the own group's.
     """
-    part, parts = pair(steps.group, cluster)
+    part, parts = pair(steps.within(scope)[0], cluster)
     x = Parts.of(steps.ret, steps.group, steps.groups).x  # only differences matter, and equal returns become zeros
     m, others = _elsewhere(x, steps.row, steps.group, steps.groups)
     m = m / others.clamp(min=1)
@@ -115,8 +118,9 @@ def _elsewhere(
     return total, rows
 
 
-def _giant_share(found: Clusters, steps: StepBatch) -> float:
+def _giant_share(found: Clusters, steps: StepBatch, scope: str) -> float:
     if not len(steps):
         return 0.0
-    share = found.sizes / torch.bincount(steps.group)[steps.group[found.leader]]
+    within, _ = steps.within(scope)
+    share = found.sizes / torch.bincount(within)[within[found.leader]]
     return float(share[found.sizes == found.sizes.max()].max())

@@ -52,17 +52,23 @@ GIANT_SHARE = 0.5  # above: the largest cluster swallows its group
 PARSE_RATE = 0.9  # below: many "actions" are failures to act
 
 
-def diagnose(steps: StepBatch, step: StepPart | None, total: torch.Tensor) -> dict[str, float]:
+def diagnose(steps: StepBatch, step: StepPart | None, total: torch.Tensor, scope: str = "group") -> dict[str, float]:
     """Every diagnostic that can be computed, as finite floats under flat names. Shares are in [0, 1].
 
     An advantage within 1e-8 of 0 is a zero: rounding is no signal.
 
     Args:
         step: the step part, None for an estimator without one. total: [N] the final advantages.
+        scope: what parts may cross, --bipace.scope; a cluster's share is of its group's, or the batch's, steps.
     """
     out = _about_rollouts(steps, total)
     if step is not None and len(steps):
-        out |= _about_sizes(steps, step) | _about_rows(step) | _about_keys(steps, step) | _about_states(steps, step)
+        out |= (
+            _about_sizes(steps, step, scope)
+            | _about_rows(step)
+            | _about_keys(steps, step)
+            | _about_states(steps, step)
+        )
     return {f"bipace/{name}": float(value) for name, value in out.items()}
 
 
@@ -102,10 +108,11 @@ def _about_rollouts(steps: StepBatch, total: torch.Tensor) -> dict[str, Any]:
     return out
 
 
-def _about_sizes(steps: StepBatch, step: StepPart) -> dict[str, Any]:
+def _about_sizes(steps: StepBatch, step: StepPart, scope: str) -> dict[str, Any]:
     parts, size = step.parts, step.parts.size
-    group = owner(steps.group, parts.label, parts.count)
-    share = size / add(size, group, steps.groups)[group]
+    within, count = steps.within(scope)
+    group = owner(within, parts.label, parts.count)
+    share = size / add(size, group, count)[group]
     out = {
         "clusters": parts.count,
         "cluster_singleton_rate": (size == 1).double().mean(),

@@ -1,4 +1,4 @@
-"""Partitions: which steps are compared with which. Parts never cross prompt groups.
+"""Partitions: which steps are compared with which. Parts never cross prompt groups, unless --bipace.scope is batch.
 
 To add one: a function ``(steps, config) -> (labels [N] int64 from 0 without gaps, number of parts)`` and one line in
 `PARTITIONS`; the estimators ``<name>_v``, ``<name>_q`` and ``<name>_diff`` then exist.
@@ -20,7 +20,7 @@ Labels = tuple[torch.Tensor, int]
 
 def observation(steps: StepBatch, config: BipaceConfig) -> Labels:
     """Equal observation text [GiGPO]."""
-    return pair(steps.group, steps.observation_key)
+    return pair(steps.within(config.scope)[0], steps.observation_key)
 
 
 def hidden(steps: StepBatch, config: BipaceConfig) -> Labels:
@@ -29,19 +29,19 @@ def hidden(steps: StepBatch, config: BipaceConfig) -> Labels:
         raise ValueError("StepBatch.cluster is None: this estimator needs the labels of clustering.cluster(...)")
     if len(steps.cluster) != len(steps):  # it may be set after the batch was checked
         raise ValueError(f"StepBatch.cluster: got {len(steps.cluster)} labels, expected {len(steps)}, one per row")
-    return pair(steps.group, torch.as_tensor(steps.cluster))
+    return pair(steps.within(config.scope)[0], torch.as_tensor(steps.cluster))
 
 
 def one(steps: StepBatch, config: BipaceConfig) -> Labels:
-    """The whole group: the control that any clustering has to beat [ours]."""
-    return steps.group, steps.groups
+    """The whole group (or batch): the control that any clustering has to beat [ours]."""
+    return steps.within(config.scope)
 
 
 def state(steps: StepBatch, config: BipaceConfig) -> Labels:
     """The environment's true state [ours]: what a perfect partition would give."""
     if steps.state_key is None or bool((steps.state_key < 0).any()):
         raise ValueError("StepBatch.state_key is unknown for some rows: this environment does not tell its true state")
-    return pair(steps.group, steps.state_key)
+    return pair(steps.within(config.scope)[0], steps.state_key)
 
 
 PARTITIONS: dict[str, Callable[[StepBatch, BipaceConfig], Labels]] = {

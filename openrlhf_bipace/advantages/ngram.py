@@ -25,8 +25,9 @@ def ngram(steps: StepBatch, config: BipaceConfig) -> tuple[torch.Tensor, int]:
     if steps.observation_text is None:
         raise ValueError("StepBatch.observation_text is None: the ngram partition reads the observations' words")
     phi = vectors(steps.observation_text, config.ngram)
-    found = cluster(phi, steps.group, float(config.epsilon), centroid=config.centroid, order=steps.order(config.order))
-    return pair(steps.group, found.labels)
+    within, order = steps.within(config.scope)[0], steps.order(config.order)
+    found = cluster(phi, within, float(config.epsilon), centroid=config.centroid, order=order)
+    return pair(within, found.labels)
 
 
 def vectors(texts: Sequence[str], n: int, dim: int = DIM) -> torch.Tensor:

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from openrlhf_bipace import advantages
-from openrlhf_bipace.advantages.calibration import Calibration, calibrate, leave_one_out_r2
+from openrlhf_bipace.advantages.calibration import Calibration, calibrate, cluster_steps, leave_one_out_r2
 from openrlhf_bipace.advantages.diagnostics import warnings
-from openrlhf_bipace.clustering import cluster
 from openrlhf_bipace.config import BipaceConfig
 from openrlhf_bipace.records import Trajectory
 
@@ -27,6 +26,7 @@ class Credit:
     metrics: dict[str, float]  # diagnostics and seconds, flat names "bipace/..."
     warnings: list[str] = field(default_factory=list)
     calibration: Calibration | None = None  # of this iteration, with --bipace.epsilon auto until it has settled
+    clustering: dict[str, Any] = field(default_factory=dict)  # `Clusters.stats`: backend, records, ...
 
 
 class CreditPipeline:
@@ -43,13 +43,14 @@ class CreditPipeline:
         self.estimator, self.config = estimator, config
         self.epsilon = epsilon if config.epsilon == "auto" else float(config.epsilon)
 
-    def run(self, trajectories: Sequence[Trajectory], phi: torch.Tensor | None = None) -> Credit:
+    def run(self, trajectories: Sequence[Trajectory], phi: Any = None) -> Credit:
         """Advantages of `trajectories`.
 
         Args:
             trajectories: whole prompt groups, in any order.
             phi: [N, d] hidden states of the turns that count, trajectory after trajectory, turns in order; read only
-                by estimators that compare hidden states.
+                by estimators that compare hidden states. Or an object of length N with a method `cluster` as
+                `clustering.cluster` without its first argument, for vectors that stay elsewhere.
 
         Raises:
             ValueError: `phi` is missing, has another number of rows, or holds a bad vector (named by group, trajectory
@@ -57,13 +58,13 @@ class CreditPipeline:
         """
         steps = advantages.from_trajectories(trajectories, self.config)
         metrics: dict[str, float] = {}
-        estimator, calibration = self.estimator, None
+        estimator, calibration, figures = self.estimator, None, {}
         if advantages.needs_hidden(self.estimator):
             if phi is None or len(phi) != len(steps):
                 got = "none" if phi is None else str(len(phi))
                 raise ValueError(f"{self.estimator} needs a hidden state for each of {len(steps)} turns, got {got}")
             start = time.perf_counter()
-            calibration = self._cluster(steps, phi, metrics)
+            calibration, figures = self._cluster(steps, phi, metrics)
             metrics["bipace/seconds_clustering"] = time.perf_counter() - start
             if calibration is not None and calibration.refused:
                 estimator = advantages.state_only(estimator)
@@ -75,29 +76,23 @@ class CreditPipeline:
         complaints = warnings(metrics)
         if calibration is not None and calibration.warning():
             complaints.append(calibration.warning())
-        return Credit(sources, result.total, _columns(sources, steps, result), metrics, complaints, calibration)
+        columns = _columns(sources, steps, result)
+        return Credit(sources, result.total, columns, metrics, complaints, calibration, figures)
 
-    def _cluster(self, steps: Any, phi: torch.Tensor, metrics: dict[str, float]) -> Calibration | None:
-        """Label the steps; scan for epsilon first while it is open."""
+    def _cluster(self, steps: Any, phi: Any, metrics: dict[str, float]) -> tuple[Calibration | None, dict[str, Any]]:
+        """Label the steps, after a scan for epsilon while it is open. Returns the scan and the clusterer's figures."""
         if self.epsilon is None:
             calibration = calibrate(phi, steps, self.config)
             steps.cluster = calibration.clusters.labels
             metrics |= calibration.diagnostics()
             if not calibration.refused:
                 self.epsilon = calibration.epsilon
-            return calibration
-        found = cluster(
-            phi,
-            steps.group,
-            self.epsilon,
-            centroid=self.config.centroid,
-            order=steps.order(self.config.order),
-            names=steps.describe,
-        )
+            return calibration, calibration.clusters.stats
+        found = cluster_steps(phi, steps, self.config, self.epsilon)
         steps.cluster = found.labels
         metrics["bipace/epsilon"] = self.epsilon
-        metrics["bipace/r2"] = leave_one_out_r2(found.labels, steps)
-        return None
+        metrics["bipace/r2"] = leave_one_out_r2(found.labels, steps, self.config.scope)
+        return None, found.stats
 
 
 def _columns(sources: list[tuple[int, int]], steps: Any, result: Any) -> dict[tuple[int, int], dict[str, Any]]:

@@ -8,6 +8,11 @@ from collections.abc import Sequence
 
 # name -> (module with `add_flags(parser)` and `run(args)`, what it answers). To add a study, add a line.
 STUDIES: dict[str, tuple[str, str]] = {
+    "oracle": ("openrlhf_bipace.lab.oracle.study", "How wrong is each estimator where the truth is known?"),
+    "clustering": (
+        "openrlhf_bipace.lab.clustering_study",
+        "What would clustering cost, up to 10^8 steps an iteration?",
+    ),
     "scaling": ("openrlhf_bipace.launch.scaling", "node counts x batch sizes x estimators on a SLURM cluster"),
     "seeds": ("openrlhf_bipace.launch.seeds", "seeds x estimators as job arrays on a SLURM cluster"),
 }

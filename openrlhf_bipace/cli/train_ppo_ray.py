@@ -51,10 +51,16 @@ def _extend(parser: argparse.ArgumentParser, without_cuda: bool) -> None:
             action.default = cpu.DEFAULTS[flag]
         action.help = action.help or "as in OpenRLHF"  # the formatter shows a default only beside a help text
     add_flags(parser)
+    parser.add_argument(
+        "--dry_run",
+        action="store_true",
+        help="print which actor goes on which node and GPU and what memory it needs, refuse what cannot fit, and end",
+    )
 
 
 def _prepare(args: Any, without_cuda: bool) -> Any:
     """Check, make the run folder, install our classes, connect to Ray. Returns the namespace for upstream."""
+    from openrlhf_bipace import envs
     from openrlhf_bipace.integration import startup
 
     bipace: BipaceConfig = from_args("bipace", args)
@@ -62,6 +68,8 @@ def _prepare(args: Any, without_cuda: bool) -> Any:
     for complaint in host.check_versions(bipace.allow_unknown_host):
         print(f"[openrlhf_bipace] {complaint}", file=sys.stderr)
     bipace.run_dir = str(Path(bipace.run_dir or f"runs/{getattr(args, 'logger.wandb.run_name')}").absolute())
+    agent.env = envs.absolute(agent.env)
+    agent.data = agent.data and str(Path(agent.data).absolute())
     startup.check(args, bipace, agent, without_cuda)
     launch: LaunchConfig = from_args("launch", args)
     dry_run = args.dry_run

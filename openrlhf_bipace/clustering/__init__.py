@@ -1,7 +1,7 @@
 """Group steps whose hidden states are near: `cluster` and the registry of its backends.
 
-To add a backend: one file with a function ``(phi, groups, epsilon, centroid) -> leader`` that means the same as
-`greedy.greedy`, and one line in `BACKENDS`. Input checks, labels and sizes are made here, once for all backends.
+To add a backend: one file with a function ``(phi, groups, epsilon, centroid) -> (leader, stats)`` as `greedy.greedy`,
+and one line in `BACKENDS`. Input checks, labels and sizes are made here, once for all backends.
 """
 
 from __future__ import annotations
@@ -15,14 +15,32 @@ from typing import Any
 import numpy as np
 import torch
 
+from openrlhf_bipace.clustering.approximate import find_flat, find_hnsw, find_ivf
+from openrlhf_bipace.clustering.exact import find_exact
 from openrlhf_bipace.clustering.greedy import greedy
 
-__all__ = ["BACKENDS", "CENTROIDS", "Clusters", "backends", "cluster"]
+__all__ = [
+    "BACKENDS",
+    "CENTROIDS",
+    "BadVector",
+    "Clusters",
+    "backends",
+    "check_vectors",
+    "cluster",
+    "from_leaders",
+    "rows_by_group",
+]
 
-BACKENDS: dict[str, Callable[[torch.Tensor, list[np.ndarray], float, str], np.ndarray]] = {
+Backend = Callable[[torch.Tensor, list[np.ndarray], float, str], tuple[np.ndarray, dict[str, Any]]]
+BACKENDS: dict[str, Backend] = {
     "reference": greedy,
+    "exact": find_exact,
+    "faiss-flat": find_flat,
+    "faiss-ivf": find_ivf,
+    "faiss-hnsw": find_hnsw,
 }
 CENTROIDS = ("mean", "seed")
+SMALL = 128  # rows up to which the plain loop is faster on the CPU
 _CHECK_ROWS = 16384  # rows checked at a time, to keep temporaries small
 
 
@@ -36,7 +54,18 @@ class Clusters:
     labels: torch.Tensor  # [N] int64, 0 .. K-1 in the order in which the clusters were seeded
     sizes: torch.Tensor  # [K] int64
     leader: torch.Tensor  # [K] int64, the record that seeded each cluster
-    stats: dict[str, Any] = field(default_factory=dict)  # backend, records, groups, clusters, seconds
+    stats: dict[str, Any] = field(default_factory=dict)  # backend and its figures, records, groups, clusters, seconds
+
+
+class BadVector(ValueError):
+    """A row that has no direction: `kind` is zero, NaN or infinite, `row` its number, `who` how messages call it."""
+
+    def __init__(self, kind: str, row: int, who: str) -> None:
+        super().__init__(kind, row, who)  # so that it travels between processes
+        self.kind, self.row, self.who = kind, row, who
+
+    def __str__(self) -> str:
+        return f"phi: {self.kind} vector at {self.who}; a hidden state must be finite and not zero"
 
 
 def backends() -> list[str]:
@@ -64,7 +93,9 @@ def cluster(
         group_ids: [N] int; records of different groups never meet.
         epsilon: cosine distance in [0, 2].
         centroid: "mean" (renormalised running mean) or "seed" (first member).
-        backend: "auto" or a name in `BACKENDS`.
+        backend: "auto" or a name in `BACKENDS`. `reference` and `exact` give the same labels, as does `faiss-flat`;
+            `faiss-ivf` and `faiss-hnsw` may miss the nearest centroid and say how often (`stats["same_leader"]`).
+            Those of FAISS need seed centroids: a point in an index does not move.
         order: [N] int permutation, ``order[i]`` is the row visited i-th; None visits the rows as they are.
         names: describes a row in error messages, for instance ``"group g, trajectory 3, turn 5"``.
 
@@ -75,21 +106,28 @@ def cluster(
     phi, groups = _check_arrays(phi, group_ids)
     visit = _check_order(order, len(phi))
     _check_options(epsilon, centroid, backend)
-    _check_vectors(phi, names)
-    backend = "reference" if backend == "auto" else backend
-    rows = _rows_by_group(groups, visit)
-    clusters = _from_leaders(BACKENDS[backend](phi, rows, float(epsilon), centroid), visit)
+    check_vectors(phi, names)
+    rows = rows_by_group(groups, visit)
+    chosen = choose(phi) if backend == "auto" else backend
+    leader, figures = BACKENDS[chosen](phi, rows, float(epsilon), centroid)
+    clusters = from_leaders(leader, visit)
     clusters.stats = {
-        "backend": backend,
+        "backend": chosen,
         "records": len(phi),
         "groups": len(rows),
         "clusters": len(clusters.sizes),
         "seconds": time.perf_counter() - start,
+        **figures,
     }
     return clusters
 
 
-def _rows_by_group(groups: np.ndarray, visit: np.ndarray) -> list[np.ndarray]:
+def choose(phi: torch.Tensor) -> str:
+    """What `auto` means: a backend with exact labels, the faster one as measured (docs/clustering.md)."""
+    return "reference" if len(phi) <= SMALL and not phi.is_cuda else "exact"
+
+
+def rows_by_group(groups: np.ndarray, visit: np.ndarray) -> list[np.ndarray]:
     """Rows of every group in visiting order."""
     if not len(groups):
         return []
@@ -97,7 +135,7 @@ def _rows_by_group(groups: np.ndarray, visit: np.ndarray) -> list[np.ndarray]:
     return np.split(by_group, np.flatnonzero(np.diff(groups[by_group])) + 1)
 
 
-def _from_leaders(leader: np.ndarray, visit: np.ndarray) -> Clusters:
+def from_leaders(leader: np.ndarray, visit: np.ndarray) -> Clusters:
     """Number the clusters in seeding order."""
     seeds = visit[leader[visit] == visit]
     number = np.empty(len(leader), dtype=np.int64)
@@ -137,10 +175,12 @@ def _check_options(epsilon: float, centroid: str, backend: str) -> None:
         raise ValueError(f"centroid: got {centroid!r}, allowed: {' | '.join(CENTROIDS)}")
     if backend not in backends():
         raise ValueError(f"backend: got {backend!r}, allowed: {' | '.join(backends())}")
+    if backend.startswith("faiss") and centroid != "seed":
+        raise ValueError(f"backend: got {backend!r} with centroid {centroid!r}, allowed: centroid 'seed'")
 
 
-def _check_vectors(phi: torch.Tensor, names: Callable[[int], str] | Sequence[str] | None) -> None:
-    """A few bad rows silently multiply (or merge) clusters, so none may pass."""
+def check_vectors(phi: torch.Tensor, names: Callable[[int], str] | Sequence[str] | None = None) -> None:
+    """Raise `BadVector` for the first zero, NaN or infinite row: a few silently multiply, or merge, clusters."""
     for first in range(0, len(phi), _CHECK_ROWS):
         largest = phi[first : first + _CHECK_ROWS].abs().amax(dim=1)  # NaN where any entry is
         bad = torch.nonzero(~torch.isfinite(largest) | (largest == 0))
@@ -149,4 +189,4 @@ def _check_vectors(phi: torch.Tensor, names: Callable[[int], str] | Sequence[str
             kind = "zero" if largest[i] == 0 else "NaN" if torch.isnan(largest[i]) else "infinite"
             row = first + i
             who = f"row {row}" if names is None else names(row) if callable(names) else names[row]
-            raise ValueError(f"phi: {kind} vector at {who}; a hidden state must be finite and not zero")
+            raise BadVector(kind, row, who)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -10,7 +12,9 @@ TIE = 1e-12  # two centroids whose distances differ by less are equally near: th
 CANCELLED = 1e-9  # a sum of unit vectors shorter than this has no direction: its cosine to everything is 0
 
 
-def greedy(phi: torch.Tensor, groups: list[np.ndarray], epsilon: float, centroid: str) -> np.ndarray:
+def greedy(
+    phi: torch.Tensor, groups: list[np.ndarray], epsilon: float, centroid: str
+) -> tuple[np.ndarray, dict[str, Any]]:
     """Assign each record to the nearest centroid within `epsilon`, else let it seed a cluster [paper].
 
     Args:
@@ -20,7 +24,7 @@ def greedy(phi: torch.Tensor, groups: list[np.ndarray], epsilon: float, centroid
         centroid: "seed" compares with a cluster's first member, "mean" with the mean of its members so far.
 
     Returns:
-        leader [N] int64: for every row, the row that seeded its cluster.
+        leader [N] int64: for every row, the row that seeded its cluster. Figures for the log: none.
     """
     leader = np.empty(len(phi), dtype=np.int64)
     for rows in groups:
@@ -42,7 +46,7 @@ def greedy(phi: torch.Tensor, groups: list[np.ndarray], epsilon: float, centroid
             seeds.append(row)
             leader[row] = row
             sums[k] = centroids[k] = vector
-    return leader
+    return leader, {}
 
 
 def unit_rows(phi: torch.Tensor, rows: np.ndarray) -> np.ndarray:

@@ -21,7 +21,9 @@ What comes out of responses, broken ones above all (``T`` stands for ``<think>x<
     <think><action>go</action></think>          INVALID (an action in a thought)  go, valid
     x</think><action>go</action>                go, valid (the prompt opened it)  go, INVALID (no <think>)
 
-verl's rule is that of `alfworld_projection` in github.com/langfengQ/verl-agent, rewritten.
+verl's rule is that of `alfworld_projection` in github.com/langfengQ/verl-agent, rewritten. (Its WebShop rule keeps the
+last 20 characters instead of 30, which are no command either way.) The environment hears the command of an invalid
+response under verl's rule, and an empty one under ours.
 "Chinese" is U+4E00 to U+9FFF anywhere in the response.
 """
 

@@ -167,6 +167,7 @@ class RoomsEnv(TextEnv):
         hub: every move passes a hall.
     """
 
+    thread_safe: ClassVar[bool] = True
     max_turns: ClassVar[int] = 16
     instructions: ClassVar[str] = (
         "Commands: look around, go ROOM, open CONTAINER, force CONTAINER, take OBJECT, put OBJECT, throw OBJECT, "
@@ -201,10 +202,26 @@ class RoomsEnv(TextEnv):
         _check_int("visit_seed", task.get("visit_seed", 0))
         _check_options({key: task[key] for key in OPTIONS if key in task})
 
+    def solution(self, task: dict[str, Any]) -> list[str]:
+        from openrlhf_bipace.envs.rooms_solver import optimal_command
+
+        instance = self._instance_of(task)
+        state, taken = instance.start_state, []
+        while not state.done:
+            taken.append(optimal_command(instance, state))
+            state = transition(instance, state, taken[-1])
+        return taken
+
+    def task_type(self, task: dict[str, Any]) -> str:
+        return instance_of(task).transform
+
+    def _instance_of(self, task: dict[str, Any]) -> Instance:
+        return instance_of({**task, "hub": task.get("hub", self._defaults["hub"])})
+
     def reset(self, task: dict[str, Any]) -> Observation:
         self.check_task(task)
         self._options = {key: task.get(key, value) for key, value in self._defaults.items()}
-        self.instance = instance_of({**task, "hub": self._options["hub"]})
+        self.instance = self._instance_of(task)
         self.state = self.instance.start_state
         self._draw = f"rooms {task['task_id']} {task.get('seed', 0)} {task.get('visit_seed', 0)}"
         self._visit = 0

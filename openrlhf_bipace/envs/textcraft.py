@@ -23,13 +23,14 @@ from typing import Any, ClassVar, NoReturn
 
 from openrlhf_bipace.envs.actions import normalise
 from openrlhf_bipace.envs.base import Observation, StepResult, TextEnv
+from openrlhf_bipace.envs.prompts import commands_text
 from openrlhf_bipace.envs.textcraft_recipes import Recipe, RecipeBook, load_book
 
 SPLITS = ("train", "held_out")
 HELD_OUT = 0.2  # share of each depth's goals
 DISTRACTORS = 10  # recipes listed beside the needed ones, as in the original
 
-_KEYS = ("env", "task_id", "split", "seed", "distractors", "visit_seed")
+_KEYS = ("env", "task_id", "split", "split_seed", "seed", "distractors", "visit_seed")
 _GET = re.compile(r"get ([0-9]{1,4}) (.+)")
 _CRAFT = re.compile(r"craft (?:[0-9]{1,4} )?(.+?) using (.+)")
 _ITEM = re.compile(r"([0-9]{1,4}) (.+)")
@@ -50,11 +51,15 @@ def _check_int(key: str, value: Any, low: int | None = None) -> None:
 
 
 @lru_cache(maxsize=16)
-def _goals(book: RecipeBook, split: str) -> tuple[str, ...]:
-    """The split's goals by depth, then by name. Of each depth, the fifth with the lowest name hashes is held out."""
+def _goals(book: RecipeBook, split: str, split_seed: int = 0) -> tuple[str, ...]:
+    """The split's goals by depth, then by name. Of each depth, the fifth with the lowest name hashes is held out.
+
+    Every `split_seed` gives other hashes, and so another fifth.
+    """
+    salt = f"{split_seed} " if split_seed else ""
     goals = []
     for depth in sorted(set(book.depth.values())):
-        ranked = sorted(book.goals(depth), key=lambda goal: hashlib.sha256(goal.encode()).digest())
+        ranked = sorted(book.goals(depth), key=lambda goal: hashlib.sha256((salt + goal).encode()).digest())
         cut = round(HELD_OUT * len(ranked))
         goals += sorted(ranked[:cut] if split == "held_out" else ranked[cut:])
     return tuple(goals)
@@ -72,8 +77,9 @@ def goal_of(task: Mapping[str, Any], data: str = "") -> str:
     if task.get("split") not in SPLITS:
         _refuse("split", task.get("split"), ", ".join(SPLITS))
     _check_int("seed", task.get("seed", 0))
+    _check_int("split_seed", task.get("split_seed", 0), 0)
     _check_int("distractors", task.get("distractors", DISTRACTORS), 0)
-    goals, task_id = _goals(load_book(data), task["split"]), task.get("task_id")
+    goals, task_id = _goals(load_book(data), task["split"], task.get("split_seed", 0)), task.get("task_id")
     if isinstance(task_id, str):
         goal = task_id.removeprefix("minecraft:").replace("_", " ")
         if goal in goals:
@@ -111,8 +117,9 @@ class TextCraftEnv(TextEnv):
     """Reward 1 with `success` and `done` when the goal item is crafted, 0 everywhere else; nothing else ends it.
 
     A task is ``{"env": "textcraft", "task_id": "oak_sign", "split": "train", "seed": 0}``. "task_id" is the goal item
-    or a position in ``tasks(split)``, and must belong to "split". Optional: "seed" (int, 0) draws the distractors and
-    the order of the recipes; "distractors" (int, the constructor's) is how many at most; "visit_seed" is ignored.
+    or a position in ``tasks(split)``, and must belong to "split". Optional: "split_seed" (int, 0) cuts the goals into
+    the two splits in another way; "seed" (int, 0) draws the distractors and the order of the recipes; "distractors"
+    (int, the constructor's) is how many at most; "visit_seed" is ignored.
     The first observation lists the recipes of every way to the goal among distractors that share ingredients with it.
     One goal, netherite_block, takes 48 commands at least, more than the default turn cap; no other takes over 40.
 
@@ -121,12 +128,9 @@ class TextCraftEnv(TextEnv):
         distractors: how many distractors a task without that key gets.
     """
 
+    thread_safe: ClassVar[bool] = True
     max_turns: ClassVar[int] = 40
-    instructions: ClassVar[str] = (
-        "Commands: `get N ITEM` fetches an item that cannot be crafted; `craft N ITEM using N ITEM, N ITEM` follows "
-        "one crafting command from the list, with its numbers, using items you carry; `inventory` shows what you "
-        "carry. Where a crafting command names a kind of item, such as planks or wool, any items of that kind will do."
-    )
+    instructions: ClassVar[str] = commands_text("textcraft")
 
     def __init__(self, data: str = "", distractors: int = DISTRACTORS) -> None:
         _check_int("distractors", distractors, 0)
@@ -140,8 +144,8 @@ class TextCraftEnv(TextEnv):
     ) -> list[dict[str, Any]]:
         """The split's tasks, easiest first; `depth` keeps those whose goals take that many nested craftings (1 to 4).
 
-        `options` ("seed", "distractors") are written into each task. The original's goals are depth (2, 3, 4). Raises
-        ValueError for an unknown split, depth or option.
+        `options` ("seed", "split_seed", "distractors") are written into each task. The original's goals are depth
+        (2, 3, 4). Raises ValueError for an unknown split, depth or option.
         """
         if split not in SPLITS:
             _refuse("split", split, ", ".join(SPLITS))
@@ -150,7 +154,9 @@ class TextCraftEnv(TextEnv):
         wanted = known if depth is None else {depth} if isinstance(depth, int) else set(depth)
         if not wanted or not wanted <= known:
             _refuse("depth", depth, f"one or several of {', '.join(map(str, sorted(known)))}")
-        ids = [goal.replace(" ", "_") for goal in _goals(book, split) if book.depth[goal] in wanted]
+        split_seed = options.get("split_seed", 0)
+        _check_int("split_seed", split_seed, 0)
+        ids = [goal.replace(" ", "_") for goal in _goals(book, split, split_seed) if book.depth[goal] in wanted]
         tasks = [{"env": "textcraft", "task_id": i, "split": split, "seed": 0, **options} for i in ids]
         for task in tasks[:1]:
             cls.check_task(task, data)
@@ -160,6 +166,14 @@ class TextCraftEnv(TextEnv):
     def check_task(cls, task: dict[str, Any], data: str = "") -> None:
         """ValueError naming the key, what was got and what is allowed. "task_id" and "split" are required."""
         goal_of(task, data)
+
+    def solution(self, task: dict[str, Any]) -> list[str]:
+        from openrlhf_bipace.envs.textcraft_solver import solve
+
+        return solve(task, self._data)
+
+    def task_type(self, task: dict[str, Any]) -> str:
+        return f"depth {self._book.depth[goal_of(task, self._data)]}"
 
     def reset(self, task: dict[str, Any]) -> Observation:
         self._goal = goal_of(task, self._data)

@@ -18,9 +18,9 @@ from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_bipace import advantages
 from openrlhf_bipace.advantages.pipeline import Credit, CreditPipeline
-from openrlhf_bipace.integration.batches import join, part, row_item
-from openrlhf_bipace.integration.planned import PLAN, Place
-from openrlhf_bipace.integration.policy import HiddenStates
+from openrlhf_bipace.integration.batches import join, part, place_on_ranks, row_item, write_advantages
+from openrlhf_bipace.integration.clustering import ClusterPool, RemoteHidden, locate
+from openrlhf_bipace.integration.hidden import HiddenStates
 from openrlhf_bipace.integration.samples import pop_trajectories
 from openrlhf_bipace.records import Trajectory
 from openrlhf_bipace.rollout.plan import PADDING, MicroBatch, micro_batches, optimizer_steps
@@ -65,7 +65,10 @@ class StepExperienceMaker(RemoteExperienceMaker):
         self.credit: Credit | None = None
         self.batches = 0  # iterations so far; seeds the order of the optimizer steps
         self._positions: list[list[list[int]]] | None = None  # per micro-batch of the running forward, per row
+        self._owners: list[list[int]] | None = None  # likewise: the clustering worker of each row
         self._hidden: list[HiddenStates] = []
+        workers = self.config.cluster_workers if self.reads_hidden else 0
+        self.pool = ClusterPool(workers, self.config.cluster_gpus) if workers else None
 
     @torch.no_grad()
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
@@ -76,6 +79,8 @@ class StepExperienceMaker(RemoteExperienceMaker):
         items, seconds = self._score(owners, rows)
         start = time.perf_counter()
         self.credit = self.pipeline.run(self.trajectories, self._vectors())
+        if self.reads_hidden:
+            logger.info(f"clustering: {self.credit.clustering}")
         if self.reads_hidden and self.config.dump_hidden:
             for source, vector in zip(self.credit.sources, self._vectors(), strict=True):
                 self.credit.columns[source]["hidden"] = vector.tolist()
@@ -107,15 +112,22 @@ class StepExperienceMaker(RemoteExperienceMaker):
         if self.reads_hidden:
             where = [hidden_positions(r, t, self.config.position) for t, r in zip(trajectories, rows, strict=True)]
             self._positions = [[[] if row == PADDING else where[row] for row in batch] for batch in flat]
+            if self.pool:
+                owners_of_rows = self._assign(trajectories, rows)
+                self._owners = [[0 if row == PADDING else owners_of_rows[row] for row in batch] for batch in flat]
         start = time.perf_counter()
         scored = self.make_experience(join(items, plan))
         seconds = {"phase/old_logprobs": time.perf_counter() - start}
-        self._positions = None
+        self._positions = self._owners = None
         for experience in scored:
             zero_means_of_empty_rows(experience)
         if self.reads_hidden:
             seconds["bipace/seconds_hidden"] = sum(h.seconds for h in self._hidden)
-            self._by_row = self._vectors_by_row(flat, len(rows))
+            if self.pool:
+                turns = [len(row.spans) for row in rows]
+                self._remote = RemoteHidden(self.pool, *locate(flat, self._hidden, owners_of_rows, turns, PADDING))
+            else:
+                self._by_row = self._vectors_by_row(flat, len(rows))
         return part(scored, plan, len(rows)), seconds
 
     def _vectors_by_row(self, flat: list[MicroBatch], count: int) -> list[torch.Tensor]:
@@ -126,8 +138,16 @@ class StepExperienceMaker(RemoteExperienceMaker):
                     out[row] = vectors
         return out
 
-    def _vectors(self) -> torch.Tensor | None:
+    def _assign(self, trajectories: Sequence[Trajectory], rows: Sequence[Row]) -> list[int]:
+        """The clustering worker of each row."""
+        groups = ["" if self.config.scope == "batch" else t.group for t in trajectories]
+        code = {group: i for i, group in enumerate(dict.fromkeys(groups))}
+        return self.pool.assign([code[group] for group in groups], [len(row.spans) for row in rows])
+
+    def _vectors(self) -> torch.Tensor | RemoteHidden | None:
         """[turns, d], trajectory after trajectory: rows are in that order."""
+        if self.pool:
+            return self._remote
         return torch.cat(self._by_row) if self.reads_hidden else None
 
     def _distribute(self, owners: list[int], rows: list[Row], items: list[Experience]) -> list[Experience]:
@@ -152,6 +172,8 @@ class StepExperienceMaker(RemoteExperienceMaker):
     def _dispatch_forward(self, group: Any, sync_condition: bool, **kwargs: Any) -> Any:
         if self._positions is not None and group is self.actor_model_group:
             kwargs["positions"] = self._positions
+            if self._owners is not None:
+                kwargs["owners"] = self._owners
         return super()._dispatch_forward(group, sync_condition, **kwargs)
 
     def _flatten_results(self, refs: Any, duplicate_factor: int) -> list:
@@ -160,67 +182,6 @@ class StepExperienceMaker(RemoteExperienceMaker):
             self._hidden = [hidden for _, hidden in results]
             return [logprobs for logprobs, _ in results]
         return results
-
-
-def place_on_ranks(
-    items: Sequence[Experience],
-    lengths: Sequence[int],
-    steps: Sequence[Sequence[int]],
-    ranks: int,
-    limit: dict[str, int],
-) -> list[list[Experience]]:
-    """The micro-batches of each rank, as many for every rank, with their `Place` in ``info[PLAN]``.
-
-    Args:
-        items: one experience per row. lengths: their tokens. steps: row indices of each optimizer step.
-        limit: the bound of a micro-batch, as keyword of `plan.micro_batches`.
-    """
-    per_rank: list[list[Experience]] = [[] for _ in range(ranks)]
-    for members in steps:
-        plan = micro_batches(members, lengths, ranks, **limit)
-        tokens = float(sum(items[row].action_mask.sum() for row in members))
-        speaking = float(sum(bool(items[row].action_mask.any()) for row in members))
-        for mine, batches in zip(per_rank, plan, strict=True):
-            own = sum(row != PADDING for batch in batches for row in batch)
-            for number, (rows, batch) in enumerate(zip(batches, join(items, [batches]), strict=True), 1):
-                share = sum(row != PADDING for row in rows) / max(own, 1)
-                batch.info[PLAN] = [Place(number == len(batches), tokens, speaking, share)] * len(rows)
-                mine.append(batch)
-    return per_rank
-
-
-def write_advantages(
-    items: Sequence[Experience],
-    rows: Sequence[Row],
-    owners: Sequence[int],
-    credit: Credit,
-    step_of_row: Sequence[int],
-    loss_agg: str,
-) -> None:
-    """Put every turn's value, times its loss weight, on the turn's response tokens and zero elsewhere.
-
-    Args:
-        items: one experience per row. owners: each row's trajectory. step_of_row: each row's optimizer step.
-        loss_agg: what weighs the same, see `advantages.loss_weights`.
-    """
-    place = {
-        (owners[i], step): (i, span)
-        for i, row in enumerate(rows)
-        for step, span in zip(row.steps, row.spans, strict=True)
-    }
-    turns = [place[source] for source in credit.sources]
-    row = torch.tensor([i for i, _ in turns], dtype=torch.long)
-    start = torch.tensor([span[0] for _, span in turns], dtype=torch.long)
-    end = torch.tensor([span[1] for _, span in turns], dtype=torch.long)
-    owner = torch.tensor(owners)[row]
-    weights = advantages.loss_weights(loss_agg, torch.tensor(step_of_row)[row], owner, end - start)
-    longest = max(len(r.tokens) for r in rows)
-    tokens = advantages.to_tokens(credit.values * weights, row, start, end, len(rows), longest)
-    for item, values in zip(items, tokens, strict=True):
-        item.advantages = values[: len(item.action_mask)].clone()
-        item.returns = item.advantages.clone()
-        item.info["return"] = item.rewards.float()
-        item.kl = None
 
 
 def zero_means_of_empty_rows(experience: Experience) -> None:

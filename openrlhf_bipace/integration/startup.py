@@ -51,8 +51,14 @@ def check(args: Any, bipace: BipaceConfig, agent: AgentConfig, without_cuda: boo
         )
     if not agent.env:
         return
-    if agent.env not in envs.names():
-        raise ValueError(f"--agent.env: got {agent.env!r}, allowed: {', '.join(envs.names())}")
+    try:
+        envs.env_class(agent.env)
+    except ValueError as error:
+        raise ValueError(f"--agent.env: {error}") from None
+    try:
+        envs.make(agent.env, **({"data": agent.data} if agent.data else {})).close()
+    except (ImportError, TypeError, ValueError) as error:
+        raise ValueError(f"--agent.env {agent.env} with --agent.data {agent.data!r}: {error}") from None
     _check_fixed(args, UNSUPPORTED, "--agent.env")
     if ours:
         advantages.check(estimator, bipace)
@@ -64,6 +70,7 @@ def check(args: Any, bipace: BipaceConfig, agent: AgentConfig, without_cuda: boo
             "estimators know one row per trajectory; grpo is group_norm and knows turns)"
         )
     _check_engines(args)
+    _check_budgets(args, agent)
     check_writable("--bipace.run_dir", bipace.run_dir)
     check_writable("--ckpt.output_dir", getattr(args, "ckpt.output_dir"))
     check_writable("--ckpt.path", getattr(args, "ckpt.path"))
@@ -105,6 +112,15 @@ def _check_engines(args: Any) -> None:
     engines = getattr(args, "vllm.num_engines")
     if not engines:
         raise ValueError(f"--vllm.num_engines: got {engines!r}, allowed with --agent.env: 1 or more")
+
+
+def _check_budgets(args: Any, agent: AgentConfig) -> None:
+    longest = getattr(args, "data.max_len")
+    if agent.context == "window" and agent.max_turn_tokens >= longest:
+        raise ValueError(
+            f"--agent.max_turn_tokens: got {agent.max_turn_tokens}, allowed with --agent.context window: less than "
+            f"--data.max_len ({longest}), which holds the prompt too"
+        )
 
 
 def _check_cpu(args: Any) -> None:
@@ -197,7 +213,9 @@ def _check_dataset(flag: str, dataset: str, split: str, args: Any, agent: AgentC
     for number, label in enumerate(rows[key], 1):
         try:
             task = json.loads(label)
-            if not isinstance(task, dict) or task.get("env") != agent.env:
+            if not isinstance(task, dict):
+                raise ValueError("a JSON object is needed")
+            if agent.env in envs.names() and task.get("env") != agent.env:  # a file's name means nothing elsewhere
                 raise ValueError(f'a JSON object with "env": "{agent.env}" is needed')
             cls.check_task(task)
         except (TypeError, ValueError) as error:

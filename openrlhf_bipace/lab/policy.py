@@ -90,7 +90,7 @@ class TorchPolicy:
     @torch.no_grad()
     def _batch(self, calls: Sequence[_Call]) -> list[Generation]:
         width, eos = max(len(call.context) for call in calls), self.tokenizer.eos_token_id
-        ids = torch.zeros(len(calls), width, dtype=torch.long)
+        ids = torch.zeros(len(calls), width, dtype=torch.long, device=self.model.device)
         mask = torch.zeros_like(ids)
         for row, call in enumerate(calls):
             ids[row, width - len(call.context) :] = torch.tensor(call.context)
@@ -130,7 +130,7 @@ class TorchPolicy:
         else:
             logits = logits / self.temperature
             below = logits.double().softmax(-1).cumsum(-1)
-            draws = torch.tensor([[call.draw.random()] for call in calls], dtype=torch.float64)
+            draws = torch.tensor([[call.draw.random()] for call in calls], dtype=torch.float64, device=logits.device)
             tokens = torch.searchsorted(below, draws * below[:, -1:], right=True)[:, 0]
         return tokens, logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
 
@@ -158,7 +158,7 @@ def evaluate(
     Returns the trajectories, the samples of a task next to one another; `group` is the task's position in `tasks`.
     """
     policy = TorchPolicy(model, tokenizer, temperature, seed)
-    loop = AgentLoop(agent_config, tokenizer, max_length, workers=4)  # tiny environments: more threads only contend
+    loop = AgentLoop(agent_config, tokenizer, max_length)
 
     async def play() -> list[Trajectory]:
         return await asyncio.gather(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from tqdm import tqdm
 
 from openrlhf_bipace import envs
 from openrlhf_bipace.config import AgentConfig
+from openrlhf_bipace.data import write_tasks
 from openrlhf_bipace.lab import tiny
 from openrlhf_bipace.lab.demonstrators import clumsy_crafter, flawed_householder
 from openrlhf_bipace.records import Trajectory
@@ -76,7 +76,7 @@ def demonstrate(
 ) -> list[Trajectory]:
     """Play `scripts`, one list of commands per task, through `AgentLoop` (template terse, full context)."""
     loops = {
-        length: AgentLoop(AgentConfig(env=env, template="terse", max_turns=length), tokenizer, 1 << 30, workers=1)
+        length: AgentLoop(AgentConfig(env=env, template="terse", max_turns=length), tokenizer, 1 << 30)
         for length in {len(script) for script in scripts}
     }
     rng = random.Random(seed)
@@ -210,12 +210,6 @@ def _schedule(step: int, steps: int) -> float:
 def default_tasks(env: str, split: str) -> list[dict[str, Any]]:
     """The tasks of `split` in the variant that the warm start plays."""
     return envs.env_class(env).tasks(split, **SETTINGS[env].options)
-
-
-def write_tasks(path: str | Path, tasks: Sequence[dict[str, Any]]) -> None:
-    """Write a prompt dataset as the trainer reads it: JSON lines with the task as JSON in column "label"."""
-    rows = ({"input": "", "label": json.dumps(task), "datasource": task["env"]} for task in tasks)
-    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def main() -> None:

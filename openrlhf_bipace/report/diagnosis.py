@@ -1,10 +1,11 @@
-"""The partition's diagnostics of a run beside the paper's values."""
+"""The partition's diagnostics of a run beside the paper's values, and its health."""
 
 from __future__ import annotations
 
 from openrlhf_bipace.advantages import diagnostics
 from openrlhf_bipace.report.load import Run
 from openrlhf_bipace.report.numbers import DASH, OWN, WINDOW, mean, percent
+from openrlhf_bipace.rollout import health as vital_signs
 
 # bipace/ name -> (words, the value is a share)
 DIAGNOSTICS = {
@@ -58,9 +59,23 @@ def table(run: Run) -> list[str]:
     return lines
 
 
+def health(run: Run) -> list[str]:
+    """Markdown lines: the health figures of the first and the last iterations and where each would alarm."""
+    first, last = run.training[:WINDOW], run.training[-WINDOW:]
+    lines = ["| figure | first iterations | last iterations | alarm |", "|---|--:|--:|---|"]
+    for name, (limit, side, meaning) in vital_signs.ALARMS.items():
+        share = side > 0
+        cells = [_format(mean(part, name), share) for part in (first, last)]
+        if cells[1] != DASH:
+            bound = f"{'above' if share else 'below'} {_format(limit, share)}: {meaning}"
+            lines.append(f"| `{name}` | {cells[0]} | {cells[1]} | {bound} |")
+    return lines if len(lines) > 2 else ["None was logged."]
+
+
 def warnings(run: Run) -> list[str]:
-    """Markdown lines: what the last iteration's diagnostics warn of."""
-    found = diagnostics.warnings(run.training[-1]) if run.training else []
+    """Markdown lines: what the last iteration's diagnostics and health figures warn of."""
+    last = run.training[-1] if run.training else {}
+    found = [*diagnostics.warnings(last), *vital_signs.alarms(last)]
     return [f"- {warning[0].upper()}{warning[1:]}." for warning in found] or ["None for the last iteration."]
 
 

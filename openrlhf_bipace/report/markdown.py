@@ -26,7 +26,7 @@ from openrlhf_bipace.rollout.dump import read_rollouts
 
 # Words -> the flags that say it, upstream's and ours.
 SETTINGS = {
-    "environment": ("agent.env", "agent.context", "agent.template", "agent.max_turns"),
+    "environment": ("agent.env", "agent.context", "agent.history", "agent.template", "agent.max_turns"),
     "model": ("actor.model_name_or_path",),
     "data": ("data.prompt_dataset", "eval.dataset"),
     "batch": ("rollout.batch_size", "rollout.n_samples_per_prompt", "train.batch_size"),
@@ -49,6 +49,7 @@ def report(runs: Sequence[Run], folder: Path, curve: str) -> str:
             "What was run": _settings(run),
             "Time per iteration": _time(run),
             "Diagnostics": diagnosis.table(run) if run.training else ["No iteration was finished."],
+            "Health": diagnosis.health(run),
             "Warnings": diagnosis.warnings(run),
             "An episode": _episode(run),
             "Files": _files(run, folder, curve),
@@ -145,7 +146,8 @@ def _time(run: Run) -> list[str]:
         text = f"Mean of every iteration but the first{warm}, which warms up."
     rows = []
     for phase in found:
-        words = ("&nbsp;&nbsp;&nbsp;" if phase.own else "") + PHASES[phase.name]
+        words = PHASES[phase.name]
+        words = ("&nbsp;&nbsp;&nbsp;" if words.startswith("of which") else "") + words
         rows.append((words, [f"{phase.seconds:.3g}", f"{100 * phase.share:.2f} %"]))
     out = [text, "", *_table(["phase", "mean seconds", "share"], rows, numbers=True)]
     own = [phase for phase in found if phase.own]

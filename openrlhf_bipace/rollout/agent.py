@@ -5,15 +5,14 @@ No engine and no Ray in here, so the trainer, the lab and the tests drive the sa
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from openrlhf_bipace import envs
 from openrlhf_bipace.config import AgentConfig
 from openrlhf_bipace.envs import actions
+from openrlhf_bipace.envs.pool import EnvFailure, EnvPool, Episode
 from openrlhf_bipace.records import EndReason, StepRecord, Trajectory
 from openrlhf_bipace.rollout.context import ChatContext
 from openrlhf_bipace.rollout.prompting import FullContext, Prompt, WindowContext
@@ -33,12 +32,17 @@ class Generation:
 Generate = Callable[[list[int], int, int], Awaitable[Generation]]
 
 
-class EnvFailure(Exception):
-    """The environment raised or did not answer; carries the end reason."""
-
-    def __init__(self, reason: EndReason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+def pool_of(config: AgentConfig) -> EnvPool:
+    """The pool of environments that `config` describes."""
+    return EnvPool(
+        config.env,
+        {"data": config.data} if config.data else {},
+        workers=config.env_workers,
+        step_timeout=config.step_timeout,
+        reset_timeout=config.reset_timeout,
+        recycle=config.env_recycle,
+        memory_gib=config.env_memory,
+    )
 
 
 class AgentLoop:
@@ -49,14 +53,13 @@ class AgentLoop:
         tokenizer: the policy's tokenizer.
         max_length: token budget of a training row: a whole conversation, or with window context one prompt and its
             response.
-        workers: threads that environments may block at the same time.
     """
 
-    def __init__(self, config: AgentConfig, tokenizer: Any, max_length: int, workers: int = 64) -> None:
+    def __init__(self, config: AgentConfig, tokenizer: Any, max_length: int) -> None:
         self.config = config
         self.context = ChatContext(tokenizer, grows=config.context == "full")
         self.max_length = max_length
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="env")
+        self.pool = pool_of(config)
 
     async def run(
         self, task: dict[str, Any], group: str, sample: int, generate: Generate, visit_seed: int = 0
@@ -66,23 +69,19 @@ class AgentLoop:
         `visit_seed` reaches the environment as ``task["visit_seed"]``: it may change wordings, never the episode.
         """
         trajectory = Trajectory(group=group, sample=sample, task=task)
-        env = None
-        try:
-            env = await self._call(self._make_env)
-            start = await self._call(env.reset, {**task, "visit_seed": visit_seed})
-            await self._turns(env, start, trajectory, generate)
-        except EnvFailure as failure:
-            trajectory.end = failure.reason
-            trajectory.error = f"{self.config.env}, task {task}, turn {len(trajectory.steps)}: {failure}"
-        finally:
-            if env is not None and trajectory.end is not EndReason.ENV_TIMEOUT:
-                env.close()
+        async with self.pool.episode() as env:
+            try:
+                start = await env.reset({**task, "visit_seed": visit_seed})
+                await self._turns(env, start, trajectory, generate)
+            except EnvFailure as failure:
+                trajectory.end = failure.reason
+                trajectory.error = f"{self.config.env}, task {task}, turn {len(trajectory.steps)}: {failure}"
         return trajectory
 
-    async def _turns(self, env: envs.TextEnv, start: envs.Observation, out: Trajectory, generate: Generate) -> None:
+    async def _turns(self, env: Episode, start: envs.Observation, out: Trajectory, generate: Generate) -> None:
         cfg = self.config
-        limit = cfg.max_turns or type(env).max_turns
-        prompting = self._prompting(env, start.task, limit)
+        limit = cfg.max_turns or env.max_turns
+        prompting = self._prompting(env.instructions, start.task, limit)
         now: envs.Observation | envs.StepResult = start
         for turn in range(limit):
             prompt = prompting.prompt(now.text, now.admissible, out.steps)
@@ -99,14 +98,14 @@ class AgentLoop:
             now = result
         out.end = EndReason.TURN_LIMIT
 
-    def _prompting(self, env: envs.TextEnv, task: str, limit: int) -> FullContext | WindowContext:
+    def _prompting(self, instructions: str, task: str, limit: int) -> FullContext | WindowContext:
         if self.config.context == "window":
-            return WindowContext(self.config, self.context, env, task, limit, self.max_length)
-        return FullContext(self.config, self.context, env, task, limit)
+            return WindowContext(self.config, self.context, instructions, task, limit, self.max_length)
+        return FullContext(self.config, self.context, instructions, task, limit)
 
     async def _act(
         self,
-        env: envs.TextEnv,
+        env: Episode,
         turn: int,
         seen: envs.Observation | envs.StepResult,
         prompt: Prompt,
@@ -114,8 +113,9 @@ class AgentLoop:
     ) -> tuple[StepRecord, envs.StepResult]:
         text = self.context.decode(reply.token_ids)
         parsed = actions.parse(text, self.config.parser)
-        # A response that does not parse costs a turn: the environment hears an empty command.
-        result = await self._call(env.step, parsed.command if parsed.valid else "")
+        # A response that does not parse costs a turn: the environment hears an empty command from the strict rule, and
+        # from verl's what it made of it, as in verl-agent.
+        result = await env.step(parsed.command)
         step = StepRecord(
             turn=turn,
             observation=seen.text,
@@ -125,7 +125,7 @@ class AgentLoop:
             text=text,
             action=parsed.command if parsed.valid else "",
             valid=parsed.valid,
-            reward=float(result.reward),
+            reward=result.reward,
             finish_reason=reply.finish_reason,
             accepted=result.valid,
             executed=result.executed,
@@ -136,18 +136,3 @@ class AgentLoop:
             weights=reply.weights,
         )
         return step, result
-
-    def _make_env(self) -> envs.TextEnv:
-        options = {"data": self.config.data} if self.config.data else {}
-        return envs.make(self.config.env, **options)
-
-    async def _call(self, function: Callable, *args: Any) -> Any:
-        """Run a blocking call of the environment in a thread, within the time limit."""
-        job = asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
-        try:
-            return await asyncio.wait_for(job, self.config.step_timeout)
-        except TimeoutError:
-            name = getattr(function, "__name__", str(function))
-            raise EnvFailure(EndReason.ENV_TIMEOUT, f"{name} took over {self.config.step_timeout} s") from None
-        except Exception as error:
-            raise EnvFailure(EndReason.ENV_ERROR, f"{type(error).__name__}: {error}") from error

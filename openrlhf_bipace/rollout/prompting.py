@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from openrlhf_bipace import envs
 from openrlhf_bipace.config import AgentConfig
 from openrlhf_bipace.envs import prompts
 from openrlhf_bipace.records import StepRecord
@@ -25,8 +24,9 @@ class Prompt:
 class FullContext:
     """The whole conversation: each turn's prompt extends the one before by the response and the new observation."""
 
-    def __init__(self, config: AgentConfig, chat: ChatContext, env: envs.TextEnv, task: str, max_turns: int) -> None:
-        self.config, self.chat, self.env, self.task, self.max_turns = config, chat, env, task, max_turns
+    def __init__(self, config: AgentConfig, chat: ChatContext, instructions: str, task: str, max_turns: int) -> None:
+        self.config, self.chat, self.instructions = config, chat, instructions
+        self.task, self.max_turns = task, max_turns
         self._context: list[int] = []
 
     def prompt(self, observation: str, admissible: list[str], steps: list[StepRecord]) -> Prompt:
@@ -37,7 +37,7 @@ class FullContext:
             user = prompts.first_user(
                 self.task,
                 observation,
-                instructions=self.env.instructions,
+                instructions=self.instructions,
                 template=template,
                 max_turns=self.max_turns,
                 **shown,
@@ -61,12 +61,13 @@ class WindowContext:
         self,
         config: AgentConfig,
         chat: ChatContext,
-        env: envs.TextEnv,
+        instructions: str,
         task: str,
         max_turns: int,
         max_length: int,
     ) -> None:
-        self.config, self.chat, self.env, self.task, self.max_turns = config, chat, env, task, max_turns
+        self.config, self.chat, self.instructions = config, chat, instructions
+        self.task, self.max_turns = task, max_turns
         self.room = max_length - config.max_turn_tokens
 
     def prompt(self, observation: str, admissible: list[str], steps: list[StepRecord]) -> Prompt:
@@ -78,8 +79,8 @@ class WindowContext:
             user = prompts.window_user(
                 self.task,
                 observation,
-                kept,
-                instructions=self.env.instructions,
+                history=kept,
+                instructions=self.instructions,
                 template=self.config.template,
                 admissible=admissible,
                 show_admissible=self.config.show_admissible,
