@@ -38,7 +38,8 @@ def records(groups: int, rows: int, d: int = 32, seed: int = 0) -> tuple[torch.T
 
 def scattered(pool, phi: torch.Tensor, group: np.ndarray, batch: int = 50):
     """The rows as a policy rank publishes them, micro-batch after micro-batch, one row per turn."""
-    from openrlhf_bipace.integration.clustering import HiddenRefs, RemoteHidden, locate, publish
+    from openrlhf_bipace.integration.cluster_worker import HiddenRefs, publish
+    from openrlhf_bipace.integration.clustering import RemoteHidden, locate
 
     owners = pool.assign(group.tolist(), [1] * len(group))
     batches = [list(range(s, min(s + batch, len(group)))) for s in range(0, len(group), batch)]
