@@ -10,8 +10,9 @@ from typing import Any
 from openrlhf_bipace.lab.oracle import arms
 from openrlhf_bipace.lab.oracle.arms import Arm, arm
 from openrlhf_bipace.lab.oracle.measures import Measure
-from openrlhf_bipace.lab.oracle.plan import MODEL, THINKING, Size
+from openrlhf_bipace.lab.oracle.plan import MODEL, THINKING
 from openrlhf_bipace.lab.oracle.setting import Result
+from openrlhf_bipace.lab.oracle.size import Size
 
 DIGITS = 4
 # measure -> heading of the main tables
