@@ -384,3 +384,4 @@ def test_a_difference_is_bold_only_if_its_interval_excludes_zero():
     without = np.array([0.9, 1.0, 1.1, 1.0])
     assert tables._change(Measure(5.0, without)).startswith("**+5.000")
     assert not tables._change(Measure(0.01, without)).startswith("**")
+    assert tables._change(Measure(0.0001, 0.0001 * without)) == "0"

@@ -139,6 +139,8 @@ def _sweeps(figure: Figure, results: Sequence[Result]) -> None:
                           if f"{part}_cos_{kind}" in r.measures]  # fmt: skip
                 _line(axes, points, colour, estimator)
             axes.set_xscale("log", base=2)
+            values = sorted({r.name[name] for r in results if all(r.name[k] == base[k] for k in same)})
+            axes.set_xticks(values, map(str, values))
             axes.set_title(KINDS[kind][0])
             axes.set_xlabel(f"{words} ({held})")
         grid[0][0].set_ylabel("cosine with the exact gradient")
