@@ -122,8 +122,11 @@ class BipaceConfig:
         _require(self.layer <= -2, "--bipace.layer", self.layer, "-2 or lower (-1 is read after the final norm)")
         _require(0.0 <= self.gamma <= 1.0, "--bipace.gamma", self.gamma, "a discount in [0, 1]")
         _require(math.isfinite(self.w) and self.w >= 0, "--bipace.w", self.w, "a finite weight >= 0")
-        _require(self.shrink >= 0, "--bipace.shrink", self.shrink, "a number >= 0")
-        _require(self.invalid_penalty >= 0, "--bipace.invalid_penalty", self.invalid_penalty, "a number >= 0")
+        for name in ("shrink", "invalid_penalty"):
+            got = getattr(self, name)
+            _require(math.isfinite(got) and got >= 0, f"--bipace.{name}", got, "a finite number >= 0")
+        for name in ("hgpo_alpha", "min_r2"):
+            _require(math.isfinite(getattr(self, name)), f"--bipace.{name}", getattr(self, name), "a finite number")
         _require(self.hgpo_k >= 0, "--bipace.hgpo_k", self.hgpo_k, "an integer >= 0")
         _require(self.ngram >= 1, "--bipace.ngram", self.ngram, "an integer >= 1")
 

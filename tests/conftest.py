@@ -33,14 +33,15 @@ def webshop_data() -> Path:
 
 @pytest.fixture(scope="session")
 def alfworld_data(tmp_path_factory) -> Path:
-    """A folder with ALFWorld's real valid_seen games, unpacked if need be."""
+    """A folder with ALFWorld's real games; of an archive, valid_seen and some of train are unpacked."""
     pytest.importorskip("alfworld", reason="pip install openrlhf_bipace[alfworld]")
     folder = data_folder("alfworld")
     archives = sorted(folder.glob("games_*.tar.xz"))
     if (folder / "json_2.1.1").is_dir() or not archives:
         return folder
     unpacked = tmp_path_factory.mktemp("alfworld")
-    subprocess.run(["tar", "-xf", archives[0], "-C", unpacked, "json_2.1.1/valid_seen"], check=True)
+    wanted = ["json_2.1.1/valid_seen", "json_2.1.1/train/pick_and_place_simple-Mug*"]
+    subprocess.run(["tar", "-xf", archives[0], "-C", unpacked, "--wildcards", *wanted], check=True)
     return unpacked
 
 
@@ -140,7 +141,34 @@ def run_module(module: str, words: list[str], folder: Path, timeout: int = 600) 
     return done.stdout
 
 
+def model_of(folder: Path):
+    """The checkpoint in `folder` as a transformers model in fp32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def training_rows(path: Path) -> list[list[dict]]:
+    """The turns of a dump, one list per training row."""
+    from openrlhf_bipace.rollout.dump import read_rollouts
+
+    out: list[list[dict]] = []
+    for row in read_rollouts(path):
+        if row["new_row"]:
+            out.append([])
+        out[-1].append(row)
+    return out
+
+
 @pytest.fixture(scope="session")
 def helpers() -> SimpleNamespace:
     """The functions above: with importlib mode a test cannot import its conftest."""
-    return SimpleNamespace(root=ROOT, base_flags=base_flags, argv=argv, run_module=run_module)
+    return SimpleNamespace(
+        root=ROOT,
+        base_flags=base_flags,
+        argv=argv,
+        run_module=run_module,
+        model_of=model_of,
+        training_rows=training_rows,
+    )

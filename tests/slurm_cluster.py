@@ -163,7 +163,9 @@ class Cluster:
 
     def _daemon(self, program: str, *words: str) -> None:
         log = (self.folder / f"{program}.out").open("a")
-        daemon = subprocess.Popen([program, *words], env=self.env, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        daemon = subprocess.Popen(  # in a session of its own: they outlive whoever ends the tests, until __exit__
+            [program, *words], env=self.env, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+        )
         self._daemons.append((program, daemon))
 
     def _command(self, *words: str, check: bool = True, env: dict[str, str] | None = None) -> str:

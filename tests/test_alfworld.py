@@ -54,10 +54,13 @@ def world(alfworld_data):
 
 
 def test_transcripts_and_states_are_the_stock_engines(alfworld_data, world):
-    """Whole games of every type: walkthroughs with looks, random commands and refused ones in between."""
+    """Whole games: walkthroughs with looks and refused commands in between.
+
+    Three games here; ``benchmarks/environments.py --stock 140`` compares all of valid_seen.
+    """
     rng = random.Random(0)
     seconds = {"stock": 0.0, "ours": 0.0}
-    for task in one_of_each_type(alfworld_data):
+    for task in one_of_each_type(alfworld_data)[1::2]:
         theirs = stock(game_path(task, str(alfworld_data)))
         expected, got = theirs.reset(), world.reset(task)
         assert got.text == expected.feedback

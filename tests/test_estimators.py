@@ -449,3 +449,10 @@ def test_clustering_order():
     assert steps.order("trajectory").tolist() == [2, 0, 1, 3]
     with pytest.raises(ValueError, match="order: got 'row', allowed: turn"):
         steps.order("row")
+
+
+@pytest.mark.parametrize("name", ["shrink", "invalid_penalty", "hgpo_alpha", "min_r2", "w", "gamma", "epsilon"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_options_must_be_finite(name, value):
+    with pytest.raises(ValueError, match=f"--bipace.{name}: got {value}, allowed: "):
+        BipaceConfig(**{name: value})

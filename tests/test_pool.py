@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import os
 import signal
 import subprocess
@@ -335,6 +337,32 @@ def test_members_do_not_wait_for_the_slowest(tiny):
 
     asyncio.run(run())
     assert finished[-1] == 0
+
+
+@pytest.mark.stack
+def test_training_goes_on_around_a_broken_environment(tiny, helpers, tmp_path):
+    """C18 and C19 in the trainer, on a user's own file: one task of four raises, one hangs. Two iterations are
+    trained, the failed rollouts counted, left out and reported with task and turn."""
+    tasks = [
+        {"turns": 2},
+        {"turns": 3, "fault": "raise", "at": 2},
+        {"turns": 3, "fault": "sleep", "at": 1},
+        {"turns": 4},
+    ]
+    train = tmp_path / "train.jsonl"
+    train.write_text("".join(json.dumps({"input": "", "label": json.dumps(task)}) + "\n" for task in tasks * 2))
+    flags = helpers.base_flags(tiny.folder, train, tmp_path)
+    flags |= {"agent.env": PROCESS, "agent.step_timeout": 2, "agent.parser": "verl", "rollout.n_samples_per_prompt": 2}
+    flags |= {"train.batch_size": 8, "ckpt.save_steps": -1}
+    output = helpers.run_module("openrlhf_bipace.cli.train_ppo_ray", helpers.argv(flags), tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert [(line["agent/trajectories"], line["agent/failed"], line["agent/success"]) for line in lines] == [
+        (8, 4, 1)
+    ] * 2
+    assert all(math.isfinite(value) for line in lines for value in line.values())
+    assert output.count("OSError: the world broke (faulty_env.py:") == 4
+    assert output.count("step took over 2.0 s") == 4 and output.count("turn 1: OSError") == 4
 
 
 # custom environments by path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -63,24 +62,6 @@ def run(request, warm, rooms_tasks, helpers, tmp_path_factory) -> SimpleNamespac
     )
 
 
-def model_of(folder: Path):
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-
-def training_rows(path: Path) -> list[list[dict]]:
-    """The turns of a dump, one list per training row."""
-    from openrlhf_bipace.rollout.dump import read_rollouts
-
-    out: list[list[dict]] = []
-    for row in read_rollouts(path):
-        if row["new_row"]:
-            out.append([])
-        out[-1].append(row)
-    return out
-
-
 def test_metrics_are_finite_and_complete(run):
     assert [line["step"] for line in run.train] == [1, 2]
     assert [line["step"] for line in run.eval] == [0, 1, 2]
@@ -107,13 +88,13 @@ def test_run_folder_is_complete(run):
     assert run.output.count("no CUDA device: CPU backend on") == 1
 
 
-def test_weights_changed_and_reached_the_engine(run):
+def test_weights_changed_and_reached_the_engine(run, helpers):
     """After every sync the engine's greedy tokens equal transformers' for the new weights, prefix cache on (C25)."""
     answers = []
     for k, weights in enumerate(run.weights):
-        model = model_of(weights)
+        model = helpers.model_of(weights)
         tokens = []
-        for turns in training_rows(run.rollouts / f"eval_{k:06d}.parquet"):
+        for turns in helpers.training_rows(run.rollouts / f"eval_{k:06d}.parquet"):
             context: list[int] = []
             for turn in turns:
                 context += turn["prompt_ids"]
@@ -130,16 +111,18 @@ def test_weights_changed_and_reached_the_engine(run):
     assert answers[0] != answers[2]  # else the comparison above could not tell old weights from new ones
     difference = max(
         (a - b).abs().max().item()
-        for a, b in zip(model_of(run.weights[0]).parameters(), model_of(run.weights[2]).parameters(), strict=True)
+        for a, b in zip(
+            helpers.model_of(run.weights[0]).parameters(), helpers.model_of(run.weights[2]).parameters(), strict=True
+        )
     )
     assert difference > 3e-4
 
 
-def test_hidden_vectors_equal_transformers(run):
+def test_hidden_vectors_equal_transformers(run, helpers):
     """hidden_states[-2] at the last prompt token of every turn, of the weights that scored the rollout."""
     for k in (1, 2):
-        model = model_of(run.weights[k - 1])
-        for turns in training_rows(run.rollouts / f"step_{k:06d}.parquet")[:6]:
+        model = helpers.model_of(run.weights[k - 1])
+        for turns in helpers.training_rows(run.rollouts / f"step_{k:06d}.parquet")[:6]:
             tokens: list[int] = []
             positions = []
             for turn in turns:
@@ -153,9 +136,9 @@ def test_hidden_vectors_equal_transformers(run):
             assert (got - states[[p - 1 for p in positions]]).abs().max() > 0.01
 
 
-def test_dumped_advantages_are_the_estimators(run):
+def test_dumped_advantages_are_the_estimators(run, helpers):
     """Recomputed from the dump by the definition: A = episode + (Q - V), leave-one-out for a lone key."""
-    rows = [turn for turns in training_rows(run.rollouts / "step_000001.parquet") for turn in turns]
+    rows = [turn for turns in helpers.training_rows(run.rollouts / "step_000001.parquet") for turn in turns]
     keys = {}
     for row in rows:
         keys.setdefault((row["group"], row["cluster"]), []).append(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -149,6 +150,11 @@ class AgentTraining:
             )
 
 
+def resumes(args: Any) -> bool:
+    """There is a checkpoint to go on from, and it is asked for."""
+    return args.ckpt.load_enable and (Path(args.ckpt.path) / "_actor" / "latest").exists()
+
+
 def record_evaluation(
     run_folder: RunFolder, trajectories: list[Trajectory], step: int, logs: dict
 ) -> dict[str, float]:
@@ -179,7 +185,7 @@ class AgentTrainer(AgentTraining, undecorated(_PPOTrainer)):
 
     def fit(self, global_step: int = 0) -> None:
         """Upstream's loop; with --agent.eval_at_start an evaluation of the untrained policy comes first."""
-        if self.args.agent.eval_at_start and self.eval_dataloader and not self.args.ckpt.load_enable:
+        if self.args.agent.eval_at_start and self.eval_dataloader and not resumes(self.args):
             self.evaluate(
                 0,
                 **{

@@ -10,6 +10,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from openrlhf_bipace.launch.sbatch import Script
+
 ROOT = Path(__file__).parents[2]  # where slurm/ and openrlhf_bipace/ are
 JOBS = "jobs.json"  # cell -> id of the job last submitted for it
 
@@ -42,11 +44,9 @@ class Study:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.folder = args.out.absolute()
-        self.script = args.script.absolute()
         self.flags = shlex.split(args.trainer)
-        self.words = [str(self.script), *([args.environment] if args.environment else [])]
-        if not args.report and not self.script.is_file():
-            raise ValueError(f"--script: got {str(args.script)!r}, allowed: a job script")
+        if not args.report:
+            self.script = _script(args.script, args.environment)
         (self.folder / "jobs").mkdir(parents=True, exist_ok=True)
 
     def jobs(self) -> dict[str, str]:
@@ -96,6 +96,14 @@ class Study:
     def report_words(self, study: str) -> list[str]:
         """The command that writes the report."""
         return [sys.executable, "-m", "openrlhf_bipace.cli.study", study, "--out", str(self.folder), "--report"]
+
+
+def _script(path: Path, environment: str) -> Script:
+    if not path.is_file():
+        raise ValueError(f"--script: got {str(path)!r}, allowed: a job script")
+    path = path.absolute()
+    words = (str(path), environment) if environment else (str(path),)
+    return Script(path.read_text(), words, str(ROOT))
 
 
 def _job_and_restart(attempt: Path) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 DIRECTIVE = re.compile(r"#SBATCH\s+--([a-z-]+)(?:=(.*))?$")
 
@@ -30,31 +31,34 @@ def command(words: Sequence[str]) -> str:
     return " \\\n    ".join(" ".join(line) for line in lines if line)
 
 
-def run_script(base: str, path: str, changes: Mapping[str, str | None], run_dir: str, flags: Sequence[str]) -> str:
-    """A job that runs the job script at `path` (its text is `base`) in `run_dir` with further trainer `flags`.
+@dataclass(slots=True, frozen=True)
+class Script:
+    """A job script of one run, to be started by others with its directives."""
 
-    `changes` go over the script's own directives.
-    """
-    options = directives(base) | dict(changes)
-    return sbatch(options, [f"export RUN_DIR={shlex.quote(run_dir)}", "exec bash " + command([path, *flags])])
+    text: str
+    words: tuple[str, ...]  # its path and what always follows it
+    root: str  # the repository, for BIPACE_ROOT
 
+    def one(self, changes: Mapping[str, str | None], run_dir: str, flags: Sequence[str]) -> str:
+        """A job that runs it in `run_dir` with further trainer `flags`; `changes` go over its own directives."""
+        return self._job(changes, [f"export RUN_DIR={shlex.quote(run_dir)}"], flags)
 
-def run_array(
-    base: str, path: str, changes: Mapping[str, str | None], folder: str, cells: Sequence[str], flags: Sequence[str]
-) -> str:
-    """Like `run_script` for a job array: task i runs ``cells[i]``, "<estimator>-seed<seed>", in its own folder."""
-    return sbatch(
-        directives(base) | dict(changes),
-        [
+    def array(self, changes: Mapping[str, str | None], folder: str, cells: Sequence[str], flags: Sequence[str]) -> str:
+        """A job array whose task i runs ``cells[i]``, named "<estimator>-seed<seed>", in ``folder/cells[i]``."""
+        choose = [
             f"CELLS=({' '.join(map(shlex.quote, cells))})",
             "CELL=${CELLS[$SLURM_ARRAY_TASK_ID]}",
             "ESTIMATOR=${CELL%-seed*}",
             "SEED=${CELL##*-seed}",
             f"export RUN_DIR={shlex.quote(folder)}/$CELL",
-            "exec bash "
-            + command([path, "--algo.advantage.estimator", '"$ESTIMATOR"', "--train.seed", '"$SEED"', *flags]),
-        ],
-    )
+        ]
+        return self._job(
+            changes, choose, ["--algo.advantage.estimator", '"$ESTIMATOR"', "--train.seed", '"$SEED"', *flags]
+        )
+
+    def _job(self, changes: Mapping[str, str | None], body: Sequence[str], flags: Sequence[str]) -> str:
+        start = [f"export BIPACE_ROOT={shlex.quote(self.root)}", *body, "exec bash " + command([*self.words, *flags])]
+        return sbatch(directives(self.text) | dict(changes), start)
 
 
 def report_job(name: str, log: str, root: str, words: Sequence[str], after: Sequence[str]) -> str:

@@ -73,10 +73,9 @@ def run(args: argparse.Namespace) -> None:
     planned = plan(args)
     _write_csv(study.folder / PLAN, planned)
     states = study.states([cell.name for cell in planned])
-    base = study.script.read_text()
     submitted = []
     for cell in tqdm([c for c in planned if states[c.name].open], desc="jobs", unit="job"):
-        text = job(study, base, cell, args)
+        text = job(study, cell, args)
         if args.write_only:
             study.write(cell.name, text)
         else:
@@ -100,7 +99,7 @@ def plan(args: argparse.Namespace) -> list[Cell]:
     ]
 
 
-def job(study: Study, base: str, cell: Cell, args: argparse.Namespace) -> str:
+def job(study: Study, cell: Cell, args: argparse.Namespace) -> str:
     """The sbatch text of one cell."""
     changes = {"job-name": cell.name, "nodes": str(cell.nodes), "output": study.log(cell.name)}
     flags = {
@@ -111,8 +110,8 @@ def job(study: Study, base: str, cell: Cell, args: argparse.Namespace) -> str:
         "data.max_samples": cell.batch * args.iterations,
         "train.num_episodes": 1,
     }
-    words = [*study.words[1:], *(w for k, v in flags.items() for w in (f"--{k}", str(v))), *study.flags]
-    return sbatch.run_script(base, study.words[0], changes, str(study.folder / cell.name), words)
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    return study.script.one(changes, str(study.folder / cell.name), [*words, *study.flags])
 
 
 def report(study: Study, warmup: int) -> str:

@@ -61,8 +61,7 @@ def run(args: argparse.Namespace) -> None:
             "output": study.log("%a-%A"),
             "array": ",".join(map(str, todo)) + limit,
         }
-        flags = [*study.words[1:], *study.flags]
-        text = sbatch.run_array(study.script.read_text(), study.words[0], changes, str(study.folder), names, flags)
+        text = study.script.array(changes, str(study.folder), names, study.flags)
         if args.write_only:
             study.write("array", text)
         else:

@@ -41,6 +41,8 @@ def arm(estimator: str, **options: Any) -> Arm:
     return Arm(estimator, tuple(options.items()))
 
 
+DESCRIBED = 25  # samples whose diagnostics are averaged; they vary little
+
 # Not estimators: what the exact values would give on the same rows.
 TRUE_A, TRUE_V = "true A", "R - true V"
 REFERENCES = (TRUE_A, TRUE_V)
@@ -71,7 +73,7 @@ CHOICES: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
 }
 
 
-SCANNED = (arm("bigpo"), arm("bipace_q"), arm("bipace_diff"), arm("bipace_q", shrink=1.0))  # over epsilon
+SCANNED = (arm("bigpo"), arm("bipace_q"), arm("bipace_diff"))  # over epsilon
 AUTO = arm("bipace_q", epsilon="auto")
 
 
@@ -102,7 +104,7 @@ class Panel:
     world: World
     arms: list[Arm]
     base: BipaceConfig
-    described: dict[Arm, list[dict[str, float]]] = field(default_factory=dict)  # diagnostics, one entry per sample
+    described: dict[Arm, list[dict[str, float]]] = field(default_factory=dict)  # diagnostics of the first samples
     calibrated: dict[Arm, list[float | None]] = field(default_factory=dict)  # epsilon per sample, None: refused
     _ngram_epsilon: float | None = None
 
@@ -134,13 +136,16 @@ class Panel:
                 if key not in labels:
                     labels[key] = _clusters(sample, steps, config)
                 steps.cluster, more["bipace/r2"] = labels[key]
-            result = advantages.estimate(one.estimator, steps, config)
+            described = self.described.setdefault(one, [])
+            wanted = len(described) < DESCRIBED
+            result = advantages.estimate(one.estimator, steps, config, diagnostics=wanted)
             out[one] = result.step.numpy(), result.total.numpy()
-            self.described.setdefault(one, []).append(result.diagnostics | more)
+            if wanted:
+                described.append(result.diagnostics | more)
         return out
 
     def described_as(self, one: Arm, name: str) -> float | None:
-        """Mean over the samples of a diagnostic, ``purity`` for example; None where the arm has none."""
+        """Mean over the first samples of a diagnostic, ``purity`` for example; None where the arm has none."""
         found = [d[f"bipace/{name}"] for d in self.described.get(one, []) if f"bipace/{name}" in d]
         return float(np.mean(found)) if found else None
 

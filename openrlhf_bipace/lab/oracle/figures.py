@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAMES = ("oracle_error.png", "oracle_gradient.png", "oracle_epsilon.png", "oracle_sweeps.png")
-COLOURS = {"bigpo": "#0072B2", "bipace_q": "#D55E00", "bipace_diff": "#009E73", "bipace_q shrink=1.0": "#E69F00"}
+COLOURS = {"bigpo": "#0072B2", "bipace_q": "#D55E00", "bipace_diff": "#009E73"}
 SWEPT = {
     "grpo": "#6B6B6B", "gigpo": "#CC79A7", "one_v": "#56B4E9", "bigpo": "#0072B2", "bipace_q": "#D55E00",
     "bipace_diff": "#009E73",

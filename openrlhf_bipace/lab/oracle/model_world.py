@@ -1,8 +1,9 @@
 """A tiny trained transformer as the policy of a world: its probabilities and hidden states, tabulated.
 
 The policy reads one user message (template terse: observation and task) and nothing of the episode before, so it is
-Markov and the dynamic programme is exact. It answers ``THOUGHT<action>COMMAND</action>``; both are drawn from the
-model's own probabilities restricted to the thoughts of `THOUGHTS` (none, or a few) and to the accepted commands.
+Markov and the dynamic programme is exact. It answers ``THOUGHT<action>COMMAND</action>``: the thought is drawn from
+the model's probabilities of `THOUGHTS` (or there is none), the command from those of the accepted commands' words,
+each scaled to sum to 1.
 Observations are drawn afresh at every visit, so the policy of a state is the mean over its wordings.
 """
 
@@ -27,6 +28,7 @@ THOUGHTS = tuple(f"<think> {words} </think>" for words in ("go on", "take care",
 LAYER = -2  # of three layers: the last whose output no final norm has touched
 POSITIONS = ("prompt_end", "action_start")
 CHUNK = 256  # prompts per forward
+VOCABULARY = 768  # tokens; the words of `rooms` need no more
 
 
 @dataclass(slots=True)
@@ -52,17 +54,18 @@ def tabulate(tasks: Sequence[dict[str, Any]], *, thoughts: bool, seed: int, step
     from openrlhf_bipace.rollout.rows import Row
 
     rng = random.Random(seed)
-    tokenizer = tiny.build_tokenizer(tiny.corpus("rooms", demonstrate=lambda task: demonstration(task, rng)))
+    texts = tiny.corpus("rooms", demonstrate=lambda task: demonstration(task, rng))
+    tokenizer = tiny.build_tokenizer(texts, VOCABULARY)
     context = ChatContext(tokenizer)
     model = tiny.build_model(tokenizer, seed=seed, **warmstart.SETTINGS["rooms"].architecture)
     options = {key: tasks[0][key] for key in ("hub", "wordings") if key in tasks[0]}
-    rows = []
+    rows, opening = [], THOUGHTS if thoughts else ("",)
     for prompt, command in _turns(RoomsEnv.tasks("train", **options), episodes, rng):
         ids = context.first(prompt)
-        answer = _encode(tokenizer, _thoughts(thoughts)[rng.randrange(len(_thoughts(thoughts)))], command)
+        answer = _ids(tokenizer, f"{rng.choice(opening)}<action>{command}</action>") + [tokenizer.eos_token_id]
         rows.append(Row(tokens=ids + answer, spans=[(len(ids), len(ids) + len(answer))]))
     warmstart.fit(model, rows, steps=steps, batch_size=48, seed=seed, progress=False)
-    return [tabulate_task(model, tokenizer, context, task, _thoughts(thoughts)) for task in tasks]
+    return [tabulate_task(model, tokenizer, context, task, opening) for task in tasks]
 
 
 def world_of(
@@ -97,17 +100,12 @@ def texts_of(task: dict[str, Any], states: Sequence[State]) -> list[list[str]]:
     return [sorted(texts) for texts in found]
 
 
-def _thoughts(wanted: bool) -> tuple[str, ...]:
-    return THOUGHTS if wanted else ("",)
-
-
 def _prompt(goal: str, observation: str) -> str:
     return prompts.next_user(goal, observation, admissible=(), show_admissible=False, template="terse")
 
 
-def _encode(tokenizer: Any, thought: str, command: str) -> list[int]:
-    text = f"{thought}<action>{command}</action>"
-    return [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def _turns(tasks: list[dict[str, Any]], episodes: int, rng: random.Random) -> list[tuple[str, str]]:
@@ -128,8 +126,9 @@ def tabulate_task(model: Any, tokenizer: Any, context: Any, task: dict[str, Any]
     texts = texts_of(task, [rooms.states[i] for i in open_])
     every = [(i, text, 1 / len(group)) for i, group in zip(open_, texts, strict=True) for text in group]
     ids = [context.first(_prompt(rooms.instance.goal, text)) for _, text, _ in every]
-    answers = [[_encode(tokenizer, t, command) for command in rooms.actions[:-1]] for t in thoughts]
-    thought_logp, action_logp, phi = score_answers(model, ids, answers, _opening(tokenizer, thoughts))
+    openings = [_ids(tokenizer, f"{thought}<action>") for thought in thoughts]
+    commands = [_ids(tokenizer, command) for command in rooms.actions[:-1]]
+    thought_logp, action_logp, phi = score_answers(model, ids, openings, commands)
     allowed = rooms.admissible[[i for i, *_ in every]][:, None, :-1]
     given = torch.from_numpy(np.where(allowed, action_logp, -np.inf)).softmax(-1).numpy()  # [C, K, A - 1]
     joint = torch.from_numpy(thought_logp).softmax(-1).numpy()[..., None] * given
@@ -155,41 +154,50 @@ def _grow(table: np.ndarray, rows: int, columns: int) -> np.ndarray:
     return np.pad(table, ((0, rows), (0, columns), (0, 0)))
 
 
-def _opening(tokenizer: Any, thoughts: Sequence[str]) -> list[list[int]]:
-    """Token ids of each thought with the tag that opens the action."""
-    return [tokenizer(f"{thought}<action>", add_special_tokens=False)["input_ids"] for thought in thoughts]
-
-
 @torch.no_grad()
 def score_answers(
-    model: Any, prompts_ids: list[list[int]], answers: list[list[list[int]]], openings: list[list[int]]
+    model: Any, prompts_ids: list[list[int]], openings: list[list[int]], commands: list[list[int]]
 ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-    """Log-probabilities of the thoughts [C, K] and of the commands given them [C, K, A], and both hidden states."""
-    count, k, a = len(prompts_ids), len(openings), len(answers[0])
-    thought, action = np.zeros((count, k)), np.zeros((count, k, a))
+    """What the model makes of C prompts, K openings (a thought and the tag) and A commands, all as token ids.
+
+    Returns the log-probabilities of the openings [C, K] and of the commands after them [C, K, A], and the hidden
+    states [C, K, d] by position.
+    """
+    count, k = len(prompts_ids), len(openings)
+    thought, action = np.zeros((count, k)), np.zeros((count, k, len(commands)))
     phi = {position: np.zeros((count, k, model.config.hidden_size), dtype=np.float32) for position in POSITIONS}
     order = sorted(range(count), key=lambda i: len(prompts_ids[i]))
     for _, same in groupby(order, key=lambda i: len(prompts_ids[i])):  # equal lengths need no padding
         same = list(same)
         for rows in (same[i : i + CHUNK] for i in range(0, len(same), CHUNK)):
             head = model(torch.tensor([prompts_ids[i] for i in rows]), use_cache=True, output_hidden_states=True)
-            cache = head.past_key_values
             phi["prompt_end"][rows] = head.hidden_states[LAYER][:, -1:].numpy()
             for z, opening in enumerate(openings):
-                logp, tail = _continue(model, cache, head.logits[:, -1], opening)
-                thought[rows, z] = logp.numpy()
+                ids = torch.tensor([opening]).expand(len(rows), -1)
+                tail = model(ids, past_key_values=head.past_key_values, use_cache=True, output_hidden_states=True)
+                before = torch.cat([head.logits[:, -1:], tail.logits[:, :-1]], dim=1).log_softmax(-1)
+                thought[rows, z] = before.gather(2, ids[..., None])[..., 0].double().sum(dim=1).numpy()
                 phi["action_start"][rows, z] = tail.hidden_states[LAYER][:, -1].numpy()
-                for c, answer in enumerate(answers[z]):
-                    logp, _ = _continue(model, cache, tail.logits[:, -1], answer[len(opening) :])
-                    action[rows, z, c] = logp.numpy()
-                    cache.crop(len(opening) - len(answer))
-                cache.crop(-len(opening))
+                found = torch.zeros(len(rows), len(commands), dtype=torch.float64)
+                _branch(model, head.past_key_values, tail.logits[:, -1], list(enumerate(commands)), found)
+                action[rows, z] = found.numpy()
+                head.past_key_values.crop(-len(opening))
     return thought, action, phi
 
 
-def _continue(model: Any, cache: Any, logits: torch.Tensor, ids: list[int]) -> tuple[torch.Tensor, Any]:
-    """Log-probability [B] of `ids` after what is in the cache, whose last logits [B, vocabulary] are given."""
-    batch = torch.tensor([ids]).expand(len(logits), -1)
-    out = model(batch, past_key_values=cache, use_cache=True, output_hidden_states=True)
-    before = torch.cat([logits[:, None], out.logits[:, :-1]], dim=1).double().log_softmax(-1)
-    return before.gather(2, batch[..., None])[..., 0].sum(dim=1), out
+def _branch(model: Any, cache: Any, logits: torch.Tensor, commands: list[tuple[int, list[int]]], out: torch.Tensor):
+    """Add to `out` [B, A] the log-probabilities of the (column, rest of its ids) in `commands`.
+
+    One forward per prefix that commands share. `logits` [B, vocabulary] are the last ones of what is in `cache`,
+    which is left as it was.
+    """
+    logp = logits.log_softmax(-1).double()
+    for token, group in groupby(sorted(commands, key=lambda c: c[1][0]), key=lambda c: c[1][0]):
+        rest = []
+        for column, ids in group:
+            out[:, column] += logp[:, token]
+            rest += [(column, ids[1:])] if len(ids) > 1 else []
+        if rest:
+            step = model(torch.full((len(logits), 1), token), past_key_values=cache, use_cache=True)
+            _branch(model, cache, step.logits[:, -1], rest, out)
+            cache.crop(-1)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from openrlhf_bipace.advantages.calibration import GRID
 from openrlhf_bipace.config import BipaceConfig
 from openrlhf_bipace.envs.rooms import RoomsEnv
 from openrlhf_bipace.lab.oracle import arms, model_world, world
@@ -32,7 +31,7 @@ class Size:
     groups: tuple[int, ...] = (4, 8, 16, 32)
     wordings: tuple[int, ...] = (1, 2, 8)  # w wordings of three sentences are w^3 texts per state
     base_wordings: int = 2
-    grid: tuple[float, ...] = GRID
+    grid: tuple[float, ...] = (0.005, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.3)  # of epsilon
     steps: int = 400  # of training the tiny models
     episodes: int = 1200  # demonstrated to them
 
@@ -62,12 +61,12 @@ def settings(size: Size, seed: int, tables: dict[str, list[Tables]]) -> list[Set
     scanned = [*arms.MAIN, *arms.scan(size.grid), arms.AUTO]
     groups, wordings = min(GROUPS, max(size.groups)), size.base_wordings
     out = [base(groups, wordings, "healthy", every)]
-    out += [base(g, wordings, "healthy", arms.MAIN) for g in size.groups if g != groups]
+    out += [base(g, wordings, "healthy", arms.MAIN) for g in reversed(size.groups) if g != groups]  # longest first
     out += [base(groups, w, "healthy", arms.MAIN) for w in size.wordings if w != wordings]
     out.append(base(groups, wordings, "collapsed", scanned))
     for name, table in tables.items():
         for position in model_world.POSITIONS:
-            wanted = every if position == "action_start" else scanned
+            wanted = every if (name, position) == (MODEL, "action_start") else scanned
             out.append(_model(size, seed, groups, name, table, position, wanted))
     return out
 

@@ -37,14 +37,22 @@ def run(args: argparse.Namespace) -> None:
     for flag, low in (("resamples", 3), ("tasks", 2), ("workers", 1)):
         if getattr(args, flag) < low:
             raise ValueError(f"--{flag}: got {getattr(args, flag)}, allowed: {low} or more")
+    source = tables.commit()  # before it may change: the study takes minutes
     size = QUICK if args.quick else Size(args.tasks, args.tasks // 2, args.resamples)
     results = compute(size, args.seed, args.workers, with_models=not args.no_models)
-    args.out.mkdir(parents=True, exist_ok=True)
-    write_csv(args.out / "oracle.csv", tables.rows(results))
-    write_csv(args.out / "oracle_choices.csv", tables.differences(results))
-    (args.out / "oracle.md").write_text(tables.markdown(results, size, args.seed), encoding="utf-8")
-    figures.draw(results, args.out)
+    write(args.out, results, tables.markdown(results, size, args.seed, source))
     print(f"{args.out}: oracle.md, oracle.csv, oracle_choices.csv and {len(figures.NAMES)} figures")
+
+
+def write(out: Path, results: list, page: str) -> None:
+    """Every table and figure of `results` into the folder `out`, and the markdown `page`."""
+    from openrlhf_bipace.lab.oracle import figures, tables
+
+    out.mkdir(parents=True, exist_ok=True)
+    write_csv(out / "oracle.csv", tables.rows(results))
+    write_csv(out / "oracle_choices.csv", tables.differences(results))
+    (out / "oracle.md").write_text(page, encoding="utf-8")
+    figures.draw(results, out)
 
 
 def compute(size: Size, seed: int, workers: int, *, with_models: bool = True) -> list:

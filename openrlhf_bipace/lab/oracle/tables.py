@@ -67,13 +67,13 @@ def differences(results: Sequence[Result]) -> list[dict[str, Any]]:
     return out
 
 
-def markdown(results: Sequence[Result], size: Size, seed: int) -> str:
-    """The page: where it comes from, then a table for each question."""
+def markdown(results: Sequence[Result], size: Size, seed: int, source: str) -> str:
+    """The page: where it comes from (`source`: the commit), then a table for each question."""
     base = results[0].name
     parts = [
         "# Oracle tables",
         "What the columns mean and what to make of them: [docs/oracle.md](../oracle.md). Written by "
-        f"`bipace-study oracle` at commit {commit()}, seed {seed}, {size.resamples} resamples; ± is half a 95 % "
+        f"`bipace-study oracle` at commit {source}, seed {seed}, {size.resamples} resamples; ± is half a 95 % "
         "interval. Every measure: [oracle.csv](oracle.csv), [oracle_choices.csv](oracle_choices.csv).",
         f"## Base setting\n\n{_sentence(base)}",
         _table(results, base, arms.MAIN, MAIN),
