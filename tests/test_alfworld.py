@@ -105,7 +105,7 @@ def test_random_play_is_the_stock_engines_too(alfworld_data, world):
 
 
 def test_walkthroughs_win(alfworld_data, world):
-    """Three games of every type here; ``bipace-data verify alfworld --play 0`` plays all 140."""
+    """Three games of every type here; ``bipace-data verify alfworld --play 0 --split valid_seen`` plays all 140."""
     for task in one_of_each_type(alfworld_data, count=3):
         world.reset(task)
         *before, last = [world.step(command) for command in world.solution(task)]

@@ -11,8 +11,10 @@ ITERATIONS=${ITERATIONS:-3}
 PYTHON=${PYTHON:-.venv/bin/python}
 
 # 1. A tiny Qwen2 that clones known solutions with every tenth command forgotten, and the tasks: 8 of the split train.
-"$PYTHON" -m openrlhf_bipace.lab.warmstart --env alfworld --data "$DATA" --tasks 8 --out "$OUT/warm_start" \
-    --tasks-out "$OUT" --train-tasks $((4 * ITERATIONS)) --steps "${CLONE_STEPS:-150}" --episodes "${EPISODES:-200}"
+if [[ ! -d $OUT/warm_start ]]; then
+    "$PYTHON" -m openrlhf_bipace.lab.warmstart --env alfworld --data "$DATA" --tasks 8 --out "$OUT/warm_start" \
+        --tasks-out "$OUT" --train-tasks $((4 * ITERATIONS)) --steps "${CLONE_STEPS:-150}" --episodes "${EPISODES:-200}"
+fi
 
 # 2. Train it.
 MODEL=(

@@ -11,8 +11,10 @@ ITERATIONS=${ITERATIONS:-3}
 PYTHON=${PYTHON:-.venv/bin/python}
 
 # 1. A tiny Qwen2 that clones known solutions with every tenth command forgotten, and the tasks: 8 of the split train.
-"$PYTHON" -m openrlhf_bipace.lab.warmstart --env webshop --data "$DATA" --tasks 8 --out "$OUT/warm_start" \
-    --tasks-out "$OUT" --train-tasks $((4 * ITERATIONS)) --steps "${CLONE_STEPS:-80}" --episodes "${EPISODES:-60}"
+if [[ ! -d $OUT/warm_start ]]; then
+    "$PYTHON" -m openrlhf_bipace.lab.warmstart --env webshop --data "$DATA" --tasks 8 --out "$OUT/warm_start" \
+        --tasks-out "$OUT" --train-tasks $((4 * ITERATIONS)) --steps "${CLONE_STEPS:-80}" --episodes "${EPISODES:-60}"
+fi
 
 # 2. Train it.
 MODEL=(

@@ -16,9 +16,9 @@ Demonstrator = Callable[..., list[str]]
 class Setting:
     """What suits one environment's warm start."""
 
-    demonstrator: Demonstrator  # (task, rng) -> commands
+    demonstrator: Demonstrator  # (task, rng) -> commands; also takes `data` where the environment needs some
     max_turns: int  # of a demonstration, and of the episodes that it warm-starts for
-    options: dict[str, Any]  # for `TextEnv.tasks`; they end up in the tasks
+    options: dict[str, Any]  # for `TextEnv.tasks`
     architecture: dict[str, int]  # for `tiny.build_model`
     held_out: str = "held_out"  # the split to evaluate on
 
