@@ -21,7 +21,15 @@ FAULTY = f"{Path(__file__).parent / 'faulty_env.py'}:Faulty"
 
 
 def result(task=0, seed=0, success=False, **changes) -> Result:
-    given = {"type": "a", "reward": float(success), "turns": 4, "unparsed": 0, "refused": 0, "end": "done"}
+    given = {
+        "type": "a",
+        "score": None,
+        "reward": float(success),
+        "turns": 4,
+        "unparsed": 0,
+        "refused": 0,
+        "end": "done",
+    }
     return Result(task, seed, success=success, error="", seconds=0.1, **{**given, **changes})
 
 
@@ -68,6 +76,8 @@ def test_figures_by_hand():
     assert (found.episodes, found.failed, found.tasks) == (2, 1, 2)
     assert (found.success, found.reward, found.turns) == (0.5, 0.5, 4.0)
     assert (found.invalid, found.unparsed) == (3 / 8, 2 / 8)
+    assert found.score is None
+    assert figures([result(0, score=0.5), result(1)]).score == 0.25  # not ended: 0
     assert list(by_type(results)) == ["a", "b", OVERALL]
     assert by_type(results)["b"].success == 1.0
     assert figures(results[2:]) is None

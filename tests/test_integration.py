@@ -83,8 +83,7 @@ def test_mask_lengths_and_rewards_of_rows(experiences):
 def credited(group, estimator="gigpo", loss_agg="token", **options):
     """The rows of `group` as items with the estimator's advantages on their tokens."""
     from openrlhf_bipace.advantages.pipeline import CreditPipeline
-    from openrlhf_bipace.integration.batches import row_item
-    from openrlhf_bipace.integration.experience import write_advantages
+    from openrlhf_bipace.integration.batches import row_item, write_advantages
     from openrlhf_bipace.rollout.rows import rows_of
 
     credit = CreditPipeline(estimator, BipaceConfig(**options)).run(group)
@@ -175,7 +174,7 @@ def test_no_gradient_reaches_observation_tokens(tiny, group):
 
 @pytest.mark.parametrize("layer", [-2, -3])
 def test_hook_reads_transformers_hidden_states(tiny, layer):
-    from openrlhf_bipace.integration.policy import capture
+    from openrlhf_bipace.integration.hidden import capture
 
     torch.manual_seed(0)
     ids = torch.randint(3, 200, (3, 12))
@@ -198,7 +197,7 @@ def test_hook_reads_transformers_hidden_states(tiny, layer):
 
 def test_only_the_wanted_positions_are_kept(tiny):
     """C26: one layer is hooked, and what stays of its output is turns x d, not tokens x d."""
-    from openrlhf_bipace.integration.policy import capture
+    from openrlhf_bipace.integration.hidden import capture
 
     ids = torch.randint(3, 200, (4, 50))
     mask = torch.ones_like(ids)
@@ -267,7 +266,7 @@ def test_importance_sampling_correction_is_per_turn(level, mode, expected):
 def test_packed_index_arithmetic():
     """Packing drops padding and joins the rows: the same vectors come out."""
     from openrlhf_bipace.integration.flash_attn_cpu import pad_input, unpad_input
-    from openrlhf_bipace.integration.policy import gather_rows
+    from openrlhf_bipace.integration.hidden import gather_rows
 
     torch.manual_seed(0)
     padded = torch.randn(3, 7, 4)

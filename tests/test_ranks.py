@@ -54,8 +54,7 @@ def trajectories(window: bool) -> list[Trajectory]:
 def items_of(group, model, loss_agg="token"):
     """One experience per row: advantages of gigpo, other policies' log-probabilities within reach of the model's."""
     from openrlhf_bipace.advantages.pipeline import CreditPipeline
-    from openrlhf_bipace.integration.batches import row_item
-    from openrlhf_bipace.integration.experience import write_advantages
+    from openrlhf_bipace.integration.batches import row_item, write_advantages
     from openrlhf_bipace.rollout.plan import optimizer_steps
     from openrlhf_bipace.rollout.rows import rows_of
 
@@ -82,7 +81,7 @@ def log_softmax(model, item):
 
 def planned(items, steps, ranks, **limits):
     """What the experience maker sends to each rank."""
-    from openrlhf_bipace.integration.experience import place_on_ranks
+    from openrlhf_bipace.integration.batches import place_on_ranks
 
     return place_on_ranks(items, [len(item.sequences) for item in items], steps, ranks, limits)
 

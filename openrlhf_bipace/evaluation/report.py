@@ -54,7 +54,8 @@ def tables(evaluated: dict[str, Sequence[Result]]) -> list[Table]:
 def _table(title: str, first: str, rows: dict[str, Figures | None]) -> Table:
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column(first, overflow="fold")
-    for column in ("success %", "95 %", "reward", "turns", "invalid %", "episodes", "failed"):
+    graded = any(row is not None and row.score is not None for row in rows.values())
+    for column in ("success %", "95 %", "score %" if graded else "reward", "turns", "invalid %", "episodes", "failed"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, row in rows.items():
         if row is None:
@@ -64,7 +65,7 @@ def _table(title: str, first: str, rows: dict[str, Figures | None]) -> Table:
             escape(name),
             _percent(row.success),
             f"{_percent(row.low)}-{_percent(row.high)}",
-            f"{row.reward:.2f}",
+            f"{row.reward:.2f}" if not graded else _percent(row.score or 0.0),
             f"{row.turns:.1f}",
             _percent(row.invalid),
             str(row.episodes),

@@ -1,4 +1,4 @@
-"""Training rows as OpenRLHF's `Experience`: one item per row, micro-batches by a plan, and back."""
+"""Training rows as OpenRLHF's `Experience`: one item per row, advantages on it, micro-batches by a plan, and back."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from openrlhf.trainer.ppo_utils.experience import (
     split_experience_batch,
 )
 
+from openrlhf_bipace import advantages
+from openrlhf_bipace.advantages.pipeline import Credit
+from openrlhf_bipace.integration.planned import PLAN, Place
 from openrlhf_bipace.records import Trajectory
-from openrlhf_bipace.rollout.plan import PADDING, MicroBatch
+from openrlhf_bipace.rollout.plan import PADDING, MicroBatch, micro_batches
 from openrlhf_bipace.rollout.rows import Row
 
 
@@ -81,3 +84,64 @@ def part(batches: Sequence[Experience], plan: Sequence[Sequence[MicroBatch]], co
             if row != PADDING:
                 items[row] = item
     return items
+
+
+def place_on_ranks(
+    items: Sequence[Experience],
+    lengths: Sequence[int],
+    steps: Sequence[Sequence[int]],
+    ranks: int,
+    limit: dict[str, int],
+) -> list[list[Experience]]:
+    """The micro-batches of each rank, as many for every rank, with their `Place` in ``info[PLAN]``.
+
+    Args:
+        items: one experience per row. lengths: their tokens. steps: row indices of each optimizer step.
+        limit: the bound of a micro-batch, as keyword of `plan.micro_batches`.
+    """
+    per_rank: list[list[Experience]] = [[] for _ in range(ranks)]
+    for members in steps:
+        plan = micro_batches(members, lengths, ranks, **limit)
+        tokens = float(sum(items[row].action_mask.sum() for row in members))
+        speaking = float(sum(bool(items[row].action_mask.any()) for row in members))
+        for mine, batches in zip(per_rank, plan, strict=True):
+            own = sum(row != PADDING for batch in batches for row in batch)
+            for number, (rows, batch) in enumerate(zip(batches, join(items, [batches]), strict=True), 1):
+                share = sum(row != PADDING for row in rows) / max(own, 1)
+                batch.info[PLAN] = [Place(number == len(batches), tokens, speaking, share)] * len(rows)
+                mine.append(batch)
+    return per_rank
+
+
+def write_advantages(
+    items: Sequence[Experience],
+    rows: Sequence[Row],
+    owners: Sequence[int],
+    credit: Credit,
+    step_of_row: Sequence[int],
+    loss_agg: str,
+) -> None:
+    """Put every turn's value, times its loss weight, on the turn's response tokens and zero elsewhere.
+
+    Args:
+        items: one experience per row. owners: each row's trajectory. step_of_row: each row's optimizer step.
+        loss_agg: what weighs the same, see `advantages.loss_weights`.
+    """
+    place = {
+        (owners[i], step): (i, span)
+        for i, row in enumerate(rows)
+        for step, span in zip(row.steps, row.spans, strict=True)
+    }
+    turns = [place[source] for source in credit.sources]
+    row = torch.tensor([i for i, _ in turns], dtype=torch.long)
+    start = torch.tensor([span[0] for _, span in turns], dtype=torch.long)
+    end = torch.tensor([span[1] for _, span in turns], dtype=torch.long)
+    owner = torch.tensor(owners)[row]
+    weights = advantages.loss_weights(loss_agg, torch.tensor(step_of_row)[row], owner, end - start)
+    longest = max(len(r.tokens) for r in rows)
+    tokens = advantages.to_tokens(credit.values * weights, row, start, end, len(rows), longest)
+    for item, values in zip(items, tokens, strict=True):
+        item.advantages = values[: len(item.action_mask)].clone()
+        item.returns = item.advantages.clone()
+        item.info["return"] = item.rewards.float()
+        item.kl = None
