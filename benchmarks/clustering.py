@@ -277,7 +277,7 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
     right.axvline(1, color="black")
     right.tick_params(labelsize=8)
     right.set_xlim(0, 1.3 * max(row["over_exact"] for row in others))
-    right.set_xlabel("time over exact's (label: rows with exact's leader)")
+    right.set_xlabel("time over exact's; label: same leader")
     figure.savefig(path, dpi=150)
 
 
