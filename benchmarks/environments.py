@@ -79,10 +79,8 @@ def alone(name: str, options: dict[str, Any], tasks: list[dict[str, Any]], steps
     return {"steps/s": clocks["step"].rate, "resets/s": clocks["reset"].rate, **seconds, "MB grown": grown}
 
 
-async def pooled(
-    name: str, options: dict[str, Any], tasks: list[dict[str, Any]], workers: int, episodes: int
-) -> float:
-    """Steps per second of `workers` environments at once, their resets included."""
+async def pooled(name: str, options: dict[str, Any], tasks: list[dict[str, Any]], workers: int) -> float:
+    """Steps per second of `workers` environments at once over 8 episodes each, resets included."""
     pool, env = EnvPool(name, options, workers=workers), envs.make(name, **options)
     scripts = {json.dumps(task): list(commands(env, name, task)) for task in tasks}
     env.close()
