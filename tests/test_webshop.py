@@ -16,6 +16,7 @@ import pytest
 from openrlhf_bipace.envs import make
 from openrlhf_bipace.envs.webshop import QUERY_HINT, WebShopEnv
 from openrlhf_bipace.envs.webshop_catalogue import load_catalogue
+from openrlhf_bipace.lab.demonstrators import forgetful
 
 pytest.importorskip("bm25s", reason="pip install openrlhf_bipace[webshop]")
 pytest.importorskip("rapidfuzz", reason="pip install openrlhf_bipace[webshop]")
@@ -348,6 +349,16 @@ def test_step_needs_a_running_episode(env, shop):
         env.step(command)
     with pytest.raises(RuntimeError, match="call reset first"):
         env.step("search[x]")
+
+
+def test_a_forgetful_demonstrator_leaves_out_commands_of_the_solution(env, shop):
+    task, rng = WebShopEnv.tasks("test", data=shop)[0], random.Random(0)
+    solution = env.solution(task)
+    scripts = [forgetful(task, rng, shop, p_skip=0.3) for _ in range(40)]
+    assert any(script == solution for script in scripts) and any(len(script) < len(solution) for script in scripts)
+    for script in scripts:
+        left = iter(solution)
+        assert script and all(command in left for command in script)  # in the solution's order
 
 
 # --- misuse

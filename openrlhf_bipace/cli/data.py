@@ -27,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--play", type=int, metavar="N", help="also win N tasks of every split with the known solutions (0: all)"
     )
+    check.add_argument("--split", nargs="+", metavar="SPLIT", help="play only these (default: all that are here)")
     make = commands.add_parser("prepare", help="write a split's tasks as a prompt dataset (JSONL)")
     make.add_argument("env", choices=list(SOURCES), metavar="NAME", help=" | ".join(SOURCES))
     make.add_argument("--split", required=True, help="which tasks; a wrong name lists the right ones")
@@ -73,9 +74,8 @@ def _list(args: argparse.Namespace) -> None:
     for env, source in SOURCES.items():
         named = not source.folder or bool(folder_of(env))
         missing = [check for check in verify(env) if not check.ok] if named else []
-        state = (
-            "NOT HERE" if not named or any(check.fatal for check in missing) else "INCOMPLETE" if missing else "here"
-        )
+        unusable = not named or any(check.fatal for check in missing)
+        state = "NOT HERE" if unusable else "INCOMPLETE" if missing else "here"
         console.print(f"{env}: {state}", style="bold")
         rows = {"data": source.what, "from": source.origin, "licence": source.licence, "to get": source.get}
         if source.folder:
@@ -89,7 +89,7 @@ def _list(args: argparse.Namespace) -> None:
 def _verify(args: argparse.Namespace) -> None:
     checks = verify(args.env, args.data)
     if args.play is not None and not checks[-1].fatal:
-        checks += _play(args.env, folder_of(args.env, args.data), args.play)
+        checks += _play(args.env, folder_of(args.env, args.data), args.play, args.split)
     for check in checks:
         print(f"{'ok  ' if check.ok else 'FAIL'} {check.name}: {check.found}")
     if not all(check.ok for check in checks):
@@ -98,16 +98,18 @@ def _verify(args: argparse.Namespace) -> None:
         raise SystemExit(1)
 
 
-def _play(env: str, data: str, limit: int) -> list[Check]:
-    """Win tasks of every split that is here by their known solutions."""
+def _play(env: str, data: str, limit: int, splits: list[str] | None) -> list[Check]:
+    """Win tasks by their known solutions: of `splits`, or of every split that is here."""
     from tqdm import tqdm
 
     options = {"data": data} if data else {}
     player, out = envs.make(env, **options), []
-    for split in player.splits:
+    for split in splits or player.splits:
         try:
             tasks = type(player).tasks(split, **options)
         except ValueError:
+            if splits:
+                raise
             continue  # the split is not here, which `verify` has said
         chosen = tasks[:: -(-len(tasks) // limit)] if limit else tasks
         won = 0

@@ -11,7 +11,7 @@ STUDIES: dict[str, tuple[str, str]] = {
     "oracle": ("openrlhf_bipace.lab.oracle.study", "How wrong is each estimator where the truth is known?"),
     "clustering": (
         "openrlhf_bipace.lab.clustering_study",
-        "What would clustering cost, up to 10^8 steps an iteration?",
+        "What would clustering cost, up to 10^8 steps?",
     ),
     "scaling": ("openrlhf_bipace.launch.scaling", "node counts x batch sizes x estimators on a SLURM cluster"),
     "seeds": ("openrlhf_bipace.launch.seeds", "seeds x estimators as job arrays on a SLURM cluster"),

@@ -13,7 +13,7 @@ from openrlhf_bipace.clustering.precision import Judge, full_float32
 from openrlhf_bipace.clustering.prefilter import Prefilter
 from openrlhf_bipace.clustering.seeds import SeedBlocks
 
-LARGE = 4096  # rows of a group from which its seed centroids are resolved block by block
+LARGE = 4096  # rows of a group from which it goes alone, and its seed centroids are resolved block by block
 BLOCK_ALONE, BLOCK_TOGETHER = 256, 32  # rows taken at a time of one group, of each of several
 SIDE_BY_SIDE, MEMORY = 48, 2**28  # groups in lockstep, and the float32 numbers their sums may take
 
@@ -43,6 +43,7 @@ def batches(groups: list[np.ndarray], d: int) -> Iterator[list[np.ndarray]]:
     """Groups to go in lockstep, longest first."""
     groups = sorted(groups, key=len, reverse=True)
     while groups:
-        count = max(1, min(SIDE_BY_SIDE, MEMORY // (len(groups[0]) * d)))
+        longest = len(groups[0])
+        count = 1 if longest >= LARGE else max(1, min(SIDE_BY_SIDE, MEMORY // (longest * d)))
         yield groups[:count]
         groups = groups[count:]

@@ -21,7 +21,7 @@ from openrlhf_bipace.clustering.greedy import CANCELLED, SLACK, TIE, unit_rows
 
 U = 2.0**-24
 DIGITS = 1e-10  # float64 dust and the tie window, far below every float32 bound
-HOPELESS = 0.05  # a bound above this decides nothing: the judge sees every candidate
+HOPELESS = 0.02  # a bound above this decides nothing: the judge sees every candidate
 _JUDGE_ROWS = 256  # float64 rows made at a time
 _UNIT_ROWS = 64  # float32 rows made at a time on the CPU
 
@@ -36,7 +36,7 @@ def mean_bound(d: int, block: int, updates: int, spread: float) -> float:
 
     Args:
         block: rows taken at a time.
-        updates: blocks the sum has taken.
+        updates: roundings the sum has taken: one per block, or one per row where rows are added one by one.
         spread: members / |s|, at least 1; 1 / (1 - epsilon) or less while epsilon is below 1.
 
     The sum's rows, its additions, the dot with x and the additions inside a block put <x, s> off by at most
@@ -72,10 +72,12 @@ def unit32(phi: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:
+    """May overwrite `x`."""
     if x.dtype != torch.float64:
-        norm = torch.linalg.vector_norm(x.float(), dim=1, keepdim=True, dtype=torch.float64)
+        x = x.float()
+        norm = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=torch.float64)
         if not len(x) or (float(norm.min()) > 1e-30 and float(norm.max()) < 1e30):
-            return x.float() / norm.float()
+            return x.div_(norm.float())
         x = x.double()
     x = x / x.abs().amax(dim=1, keepdim=True)
     return (x / torch.linalg.vector_norm(x, dim=1, keepdim=True)).float()

@@ -31,10 +31,11 @@ def block_size(centroid: str) -> int:
 class Shard:
     """Shard `own` of `count`: every `count`-th centroid, from number `own` on."""
 
-    def __init__(self, d: int, epsilon: float, own: int, count: int) -> None:
+    def __init__(self, d: int, epsilon: float, own: int, count: int, device: torch.device | str = "cpu") -> None:
         self.own, self.count = own, count
-        self.leaders = SeedBlocks(torch.zeros(0, d), np.zeros(0, np.int64), Judge(torch.zeros(0, d), epsilon))
-        self.sums = torch.zeros(0, d)  # [cap, d] float32, running means only
+        none = torch.zeros(0, d, device=device)
+        self.leaders = SeedBlocks(none, np.zeros(0, np.int64), Judge(none, epsilon))
+        self.sums = none  # [cap, d] float32, running means only
         self.k = 0  # centroids here
         self.block: torch.Tensor | None = None  # [b, d] unit rows of the latest block
 
@@ -49,7 +50,7 @@ class Shard:
             rows, number = (array[new[1] % self.count == self.own] for array in new)
             if len(rows):
                 self.leaders.append(self.block[on(rows, self.block)], number)
-            self.block = unit32(block, np.arange(len(block)))
+            self.block = unit32(block.to(self.sums.device), np.arange(len(block)))
             best = np.full(len(block), -2.0, dtype=np.float32)
             pairs = Pairs.join(self.leaders.search(self.block, best))
             keep = pairs.cosine >= self.leaders.least(best)[pairs.row]
@@ -73,15 +74,15 @@ class Shard:
             if len(mine):
                 self.k = max(self.k, int(local.max()) + 1)
                 if self.k > len(self.sums):
-                    more = torch.zeros(max(MEAN_BLOCK, self.k), self.sums.shape[1])
-                    self.sums = torch.cat([self.sums, more])
-                added = torch.zeros(len(number), self.sums.shape[1])
-                added.index_add_(0, torch.from_numpy(slot), self.block[torch.from_numpy(mine)])
-                added += self.sums[torch.from_numpy(local)]
-                self.sums[torch.from_numpy(local)] = added
-                square = torch.linalg.vector_norm(added, dim=1, dtype=torch.float64).square().numpy()
-            self.block = unit32(block, np.arange(len(block)))
-            return (self.block @ self.sums[: self.k].T).numpy(), number, square
+                    self.sums = torch.nn.functional.pad(self.sums, (0, 0, 0, max(MEAN_BLOCK, self.k)))
+                local = on(local, self.sums)
+                added = self.sums.new_zeros(len(number), self.sums.shape[1])
+                added.index_add_(0, on(slot, added), self.block[on(mine, added)])
+                added += self.sums[local]
+                self.sums[local] = added
+                square = torch.linalg.vector_norm(added, dim=1, dtype=torch.float64).square().cpu().numpy()
+            self.block = unit32(block.to(self.sums.device), np.arange(len(block)))
+            return (self.block @ self.sums[: self.k].T).cpu().numpy(), number, square
 
 
 class ShardedSeeds(SeedBlocks):

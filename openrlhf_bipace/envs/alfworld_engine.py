@@ -10,7 +10,6 @@ import json
 import re
 import sys
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -173,7 +172,7 @@ class Player:
     def _look_up_operators(self) -> None:
         found = (self._planner.Operator * self._library.get_applicable_operators_count())()
         self._library.get_applicable_operators(found)
-        self._operators: Mapping[str, Any] = {}
+        self._operators: dict[str, Any] = {}
         for operator in found:  # of several operators with one command, textworld takes the first
             self._operators.setdefault(self._command(operator.name), operator)
 

@@ -9,7 +9,7 @@ import torch
 from openrlhf.trainer import ppo_trainer_async as upstream
 
 from openrlhf_bipace.integration.host import undecorated
-from openrlhf_bipace.integration.trainer import AgentTraining, agent_generator, record_evaluation
+from openrlhf_bipace.integration.trainer import AgentTraining, agent_generator, record_evaluation, resumes
 from openrlhf_bipace.runs import RunFolder
 
 
@@ -56,6 +56,6 @@ class AsyncAgentTrainer(undecorated(upstream.PPOTrainerAsync)):
     def fit(self) -> None:
         """Upstream's loop; with --agent.eval_at_start an evaluation of the untrained policy comes first."""
         args = self.args
-        if args.agent.eval_at_start and args.eval.dataset and not args.ckpt.load_enable:
+        if args.agent.eval_at_start and args.eval.dataset and not resumes(args):
             ray.get(self.generator_actor.evaluate_first.remote())
         super().fit()

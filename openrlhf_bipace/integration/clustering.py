@@ -1,17 +1,15 @@
 """Clustering on Ray workers: hidden states stay in the object store, the driver sees row numbers and labels.
 
 A policy rank puts the vectors of a micro-batch into the object store, one object per worker that will want them
-(`publish`). The driver learns references and counts, says who clusters what (`RemoteHidden.cluster`) and gets leaders
-back. A group of more than `split` rows goes to all workers at once (`clustering.sharded`). A worker that dies is
-replaced and its part is done again; the vectors are the policy's, so they are still there.
+(`cluster_worker.publish`). The driver learns references and counts, says who clusters what (`RemoteHidden.cluster`)
+and gets leaders back. A group of more than `split` rows goes to all workers at once (`clustering.sharded`). A worker
+that dies is replaced and its part is done again; the vectors are the policy's, so they are still there.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,136 +17,13 @@ import ray
 import torch
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from openrlhf_bipace.clustering import BadVector, Clusters, check_vectors, cluster, from_leaders, rows_by_group
-from openrlhf_bipace.clustering.sharded import Shard, block_size, find_sharded
+from openrlhf_bipace.clustering import BadVector, Clusters, from_leaders, rows_by_group
+from openrlhf_bipace.clustering.sharded import block_size
+from openrlhf_bipace.integration.cluster_worker import ClusterWorker, HiddenRefs
 
 SPLIT_ROWS = 2**18  # rows of a group from which it is split: 1.8 GB in float32 at d = 1,536
 PLACING = 180  # seconds in which Ray must have started all workers
 RETRIES = 3  # rounds in which workers may die before the run does
-
-
-@dataclass(slots=True)
-class HiddenRefs:
-    """What a forward says about hidden states that stayed where they are."""
-
-    refs: dict[int, Any]  # worker -> object with the vectors of its rows, in row order
-    seconds: float  # time the hook took
-
-
-def publish(vectors: Sequence[torch.Tensor], owners: Sequence[int]) -> dict[int, Any]:
-    """Put the vectors of a micro-batch into the object store, one object per worker that wants rows of it.
-
-    Args:
-        vectors: per row [turns, d], in the model's type. owners: per row, its worker.
-    """
-    return {
-        own: ray.put(_to_array(torch.cat([v for v, o in zip(vectors, owners, strict=True) if o == own])))
-        for own in dict.fromkeys(owners)
-    }
-
-
-def _to_array(x: torch.Tensor) -> np.ndarray:
-    """bfloat16 travels as int16: Ray moves numpy arrays without a copy, and numpy has no bfloat16."""
-    return (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy()
-
-
-def _to_tensor(x: np.ndarray) -> torch.Tensor:
-    tensor = torch.from_numpy(x if x.flags.writeable else x.view())
-    return tensor.view(torch.bfloat16) if tensor.dtype == torch.int16 else tensor
-
-
-class Gatherer:
-    """Vectors of a list of objects by [n, 2] (object, row): a worker's view of what others have put."""
-
-    is_cuda, device = False, torch.device("cpu")
-
-    def __init__(self, refs: list[Any], where: np.ndarray) -> None:
-        self.refs, self.where = refs, where
-        self.shape = (len(where), self.parts([0])[0].shape[1])
-
-    def parts(self, objects: Sequence[int]) -> list[torch.Tensor]:
-        """The given objects."""
-        return [_to_tensor(array) for array in ray.get([self.refs[i] for i in objects])]
-
-    def __getitem__(self, index: torch.Tensor) -> torch.Tensor:
-        where = self.where[index.numpy()]
-        objects, slot = np.unique(where[:, 0], return_inverse=True)
-        parts = self.parts(objects.tolist())
-        first = np.cumsum([0, *(len(part) for part in parts[:-1])])
-        return torch.cat(parts)[torch.from_numpy(first[slot] + where[:, 1])]
-
-    def index_select(self, _dim: int, index: torch.Tensor) -> torch.Tensor:
-        """As torch's, along dimension 0."""
-        return self[index]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the vectors."""
-        return self.parts([0])[0].dtype
-
-
-class ClusterWorker:
-    """The actor: clusters whole groups, or is one shard of a group that is split."""
-
-    def __init__(self) -> None:
-        self._key: Any = None
-        self._phi: torch.Tensor | None = None
-        self._shard: Shard | None = None
-
-    def pid(self) -> int:
-        """Of this process."""
-        return os.getpid()
-
-    def find(
-        self, key: int, refs: list[Any], where: np.ndarray, groups: np.ndarray, options: dict[str, Any]
-    ) -> tuple[np.ndarray, dict[str, Any]] | BadVector:
-        """Cluster rows in the order given: the position that leads each, and figures for the log.
-
-        Args:
-            key: names the vectors; a second call with the same key finds them loaded.
-            where: [n, 2] (object in `refs`, row in it). groups: [n] codes. options: of `clustering.cluster`.
-        """
-        if key != self._key:
-            phi = Gatherer(refs, where)[torch.arange(len(where))]
-            self._phi, self._key = phi.cuda() if torch.cuda.is_available() else phi, key
-        try:
-            found = cluster(self._phi, groups, **options)
-        except BadVector as error:
-            return error
-        return found.leader[found.labels].numpy(), found.stats
-
-    def pack(self, refs: list[Any], where: np.ndarray, size: int) -> list[Any] | BadVector:
-        """Blocks of `size` rows in the order of `where`, in the object store."""
-        x = Gatherer(refs, where)[torch.arange(len(where))]
-        try:
-            check_vectors(x)
-        except BadVector as error:
-            return error
-        return [ray.put(_to_array(block.contiguous())) for block in x.split(size)]
-
-    def open_shard(self, d: int, epsilon: float, own: int, count: int) -> None:
-        """Be shard `own` of `count`."""
-        self._shard = Shard(d, epsilon, own, count)
-
-    def answer(self, centroid: str, block: np.ndarray, settled: Any) -> Any:
-        """The shard's part of a block: Ray has resolved `block` already."""
-        shard = self._shard
-        return (shard.products if centroid == "mean" else shard.search)(_to_tensor(block), settled)
-
-    def lead(self, blocks: list[Any], n: int, epsilon: float, centroid: str, others: list[Any]) -> np.ndarray:
-        """Resolve a split group with this worker's shard and those of `others`: the position that leads each row."""
-        size = block_size(centroid)
-        where = np.stack(np.divmod(np.arange(n), size), axis=1)
-        phi = Gatherer(blocks, where)
-        count = len(others) + 1
-        self.open_shard(phi.shape[1], epsilon, 0, count)
-        ray.get([other.open_shard.remote(phi.shape[1], epsilon, i, count) for i, other in enumerate(others, 1)])
-
-        def call(number: int, settled: Any) -> list[Any]:
-            pending = [other.answer.remote(centroid, blocks[number], settled) for other in others]
-            return [self.answer(centroid, ray.get(blocks[number]), settled), *ray.get(pending)]
-
-        return find_sharded(phi, np.arange(n), epsilon, centroid, call, count)
 
 
 class ClusterPool:

@@ -9,7 +9,7 @@ import torch
 from openrlhf.trainer.ray import ppo_actor
 
 from openrlhf_bipace import advantages
-from openrlhf_bipace.integration.clustering import HiddenRefs, publish
+from openrlhf_bipace.integration.cluster_worker import HiddenRefs, publish
 from openrlhf_bipace.integration.hidden import Positions, capture
 from openrlhf_bipace.integration.host import undecorated, unwrap
 from openrlhf_bipace.integration.planned import PlannedTrainer

@@ -13,6 +13,7 @@ from typing import Any
 from openrlhf_bipace import advantages, envs
 from openrlhf_bipace.config import AgentConfig, BipaceConfig
 from openrlhf_bipace.integration import host
+from openrlhf_bipace.runs import METRICS
 
 # flag -> (value it must keep, why), for rollouts of our agent loop
 UNSUPPORTED = {
@@ -71,7 +72,7 @@ def check(args: Any, bipace: BipaceConfig, agent: AgentConfig, without_cuda: boo
         )
     _check_engines(args)
     _check_budgets(args, agent)
-    check_writable("--bipace.run_dir", bipace.run_dir)
+    _check_run_folder(args, bipace.run_dir)
     check_writable("--ckpt.output_dir", getattr(args, "ckpt.output_dir"))
     check_writable("--ckpt.path", getattr(args, "ckpt.path"))
     _check_model(args, bipace, agent, needs_hidden=ours and advantages.needs_hidden(estimator))
@@ -147,6 +148,15 @@ def check_writable(flag: str, folder: str) -> None:
     existing = next(p for p in (path, *path.parents) if p.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise ValueError(f"{flag}: got {folder!r}, allowed: a writable folder ({existing} is not)")
+
+
+def _check_run_folder(args: Any, folder: str) -> None:
+    check_writable("--bipace.run_dir", folder)
+    if (Path(folder) / METRICS).exists() and not getattr(args, "ckpt.load_enable"):
+        raise ValueError(
+            f"--bipace.run_dir: got {folder!r}, which holds another run's {METRICS}, allowed: another folder, or "
+            "--ckpt.load_enable to go on with that run"
+        )
 
 
 def _check_model(args: Any, bipace: BipaceConfig, agent: AgentConfig, needs_hidden: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ logger = init_logger(__name__)
 # Rollout and training engines agree to about 1e-3 before the first update; corrupted weights are off by nats.
 MAX_FIRST_VLLM_KL = 0.5
 EPSILON_FILE = "epsilon.json"  # what --bipace.epsilon auto chose, and the curve it chose from
+BEGINNING = {"episode": 0, "global_step": 0, "total_consumed_prompts": 0, "data_loader_state_dict": {}}
 STATE = "bipace"  # key of our part of a checkpoint's state
 
 
@@ -42,7 +44,8 @@ class AgentTraining:
 
     def init_checkpoint_states(self) -> dict[str, Any]:
         """Upstream's, and with --ckpt.load_enable our own part of the checkpoint and the run folder as it was then."""
-        states = super().init_checkpoint_states()
+        # Upstream has nothing to say where a run was killed while it wrote its first checkpoint.
+        states = BEGINNING | super().init_checkpoint_states()
         if self.args.ckpt.load_enable:
             if not states["global_step"]:
                 logger.warning(f"--ckpt.load_enable: no checkpoint in {self.args.ckpt.path}; the run starts anew")
@@ -149,6 +152,11 @@ class AgentTraining:
             )
 
 
+def resumes(args: Any) -> bool:
+    """There is a checkpoint to go on from, and it is asked for."""
+    return args.ckpt.load_enable and (Path(args.ckpt.path) / "_actor" / "latest").exists()
+
+
 def record_evaluation(
     run_folder: RunFolder, trajectories: list[Trajectory], step: int, logs: dict
 ) -> dict[str, float]:
@@ -179,7 +187,7 @@ class AgentTrainer(AgentTraining, undecorated(_PPOTrainer)):
 
     def fit(self, global_step: int = 0) -> None:
         """Upstream's loop; with --agent.eval_at_start an evaluation of the untrained policy comes first."""
-        if self.args.agent.eval_at_start and self.eval_dataloader and not self.args.ckpt.load_enable:
+        if self.args.agent.eval_at_start and self.eval_dataloader and not resumes(self.args):
             self.evaluate(
                 0,
                 **{

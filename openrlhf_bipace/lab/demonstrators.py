@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from openrlhf_bipace import envs
 from openrlhf_bipace.envs.rooms_solver import demonstration
 from openrlhf_bipace.envs.textcraft_solver import solve
 
@@ -23,3 +24,9 @@ def clumsy_crafter(task: dict[str, Any], rng: random.Random, p_skip: float = 0.1
     """Commands for `textcraft` from a solver that forgets every seventh one, and so often fails."""
     commands = [command for command in solve(task) if rng.random() >= p_skip]
     return commands or ["inventory"]
+
+
+def forgetful(task: dict[str, Any], rng: random.Random, data: str = "", p_skip: float = 0.1) -> list[str]:
+    """The known solution of `task`, in any environment that has one, with every tenth command forgotten."""
+    solution = envs.make(task["env"], **({"data": data} if data else {})).solution(task) or []
+    return [command for command in solution if rng.random() >= p_skip] or solution

@@ -1,7 +1,7 @@
 """Behaviour cloning on imperfect demonstrations: the policy that reinforcement learning starts from.
 
 The demonstrations are played through the trainer's own agent loop, so the clone learns on exactly the token ids that
-it will read later. To add an environment, write a demonstrator and an entry in `SETTINGS`.
+it will read later. To add an environment, see `settings.py`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import argparse
 import asyncio
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,46 +20,17 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from openrlhf_bipace import envs
 from openrlhf_bipace.config import AgentConfig
 from openrlhf_bipace.data import write_tasks
 from openrlhf_bipace.lab import tiny
-from openrlhf_bipace.lab.demonstrators import clumsy_crafter, flawed_householder
+from openrlhf_bipace.lab.settings import SETTINGS, default_tasks
 from openrlhf_bipace.records import Trajectory
 from openrlhf_bipace.rollout.agent import AgentLoop, Generate, Generation
 from openrlhf_bipace.rollout.rows import Row, rows_of
 
-Demonstrator = Callable[..., list[str]]
-
 STEPS = 900  # of cloning, for `rooms`: about a minute on two cores
 WARM_UP = 40  # steps over which the learning rates rise
 POOL = 16  # batches drawn at a time and sorted by length, to pad little
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What suits one environment's warm start."""
-
-    demonstrator: Demonstrator  # (task, rng) -> commands
-    max_turns: int  # of a demonstration, and of the episodes that it warm-starts for
-    options: dict[str, Any]  # for `TextEnv.tasks`; they end up in the tasks
-    architecture: dict[str, int]  # for `tiny.build_model`
-
-
-SETTINGS = {
-    "rooms": Setting(
-        demonstrator=flawed_householder,
-        max_turns=10,
-        options={"hub": False, "wordings": 3},
-        architecture={"layers": 3, "hidden": 64, "heads": 2, "kv_heads": 2},
-    ),
-    "textcraft": Setting(
-        demonstrator=clumsy_crafter,
-        max_turns=8,
-        options={"depth": (1, 2), "distractors": 2},
-        architecture={"layers": 3, "hidden": 64, "heads": 2, "kv_heads": 2},
-    ),
-}
 
 
 @dataclass(slots=True)
@@ -72,11 +44,16 @@ class WarmStart:
 
 
 def demonstrate(
-    env: str, tokenizer: Any, tasks: Sequence[dict[str, Any]], scripts: Sequence[list[str]], seed: int = 0
+    env: str,
+    tokenizer: Any,
+    tasks: Sequence[dict[str, Any]],
+    scripts: Sequence[list[str]],
+    seed: int = 0,
+    data: str = "",
 ) -> list[Trajectory]:
     """Play `scripts`, one list of commands per task, through `AgentLoop` (template terse, full context)."""
     loops = {
-        length: AgentLoop(AgentConfig(env=env, template="terse", max_turns=length), tokenizer, 1 << 30)
+        length: AgentLoop(AgentConfig(env=env, data=data, template="terse", max_turns=length), tokenizer, 1 << 30)
         for length in {len(script) for script in scripts}
     }
     rng = random.Random(seed)
@@ -133,6 +110,7 @@ def loss_of(model: Any, rows: Sequence[Row]) -> torch.Tensor:
 def clone(
     env: str = "rooms",
     *,
+    data: str = "",
     tasks: Sequence[dict[str, Any]] | None = None,
     episodes: int = 2000,
     steps: int = STEPS,
@@ -145,6 +123,7 @@ def clone(
 
     Args:
         env: a key of `SETTINGS`.
+        data: folder with the environment's data, where it needs one.
         tasks: what the demonstrations play, over and over; by default every "train" task of the environment's setting.
         episodes: demonstrations to play.
         steps: of gradient descent, `batch_size` conversations each.
@@ -158,12 +137,14 @@ def clone(
         raise ValueError(f"env: got {env!r}, allowed: {', '.join(SETTINGS)} (a line in SETTINGS adds one)")
     setting = SETTINGS[env]
     rng = random.Random(seed)
-    tasks = tasks or default_tasks(env, "train")
-    tokenizer = tiny.build_tokenizer(tiny.corpus(env, demonstrate=lambda task: setting.demonstrator(task, rng)))
+    demonstrator = partial(setting.demonstrator, data=data) if data else setting.demonstrator
+    texts = tiny.corpus(env, tasks=tasks, demonstrate=lambda task: demonstrator(task, rng), data=data)
+    tasks = tasks or default_tasks(env, "train", data)
+    tokenizer = tiny.build_tokenizer(texts)
     model = tiny.build_model(tokenizer, seed=seed, **(architecture or setting.architecture))
     played = [tasks[k % len(tasks)] for k in range(episodes)]
-    scripts = [setting.demonstrator(task, rng)[: setting.max_turns] for task in played]
-    trajectories = demonstrate(env, tokenizer, played, scripts, seed)
+    scripts = [demonstrator(task, rng)[: setting.max_turns] for task in played]
+    trajectories = demonstrate(env, tokenizer, played, scripts, seed, data)
     rows = [row for trajectory in trajectories for row in rows_of(trajectory)]
     losses = fit(model, rows, steps=steps, batch_size=batch_size, seed=seed, progress=progress)
     return WarmStart(model, tokenizer, sum(t.success for t in trajectories) / len(trajectories), losses)
@@ -207,32 +188,34 @@ def _schedule(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / WARM_UP) * (0.05 + 0.475 * (1 + math.cos(math.pi * step / steps)))
 
 
-def default_tasks(env: str, split: str) -> list[dict[str, Any]]:
-    """The tasks of `split` in the variant that the warm start plays."""
-    return envs.env_class(env).tasks(split, **SETTINGS[env].options)
-
-
 def main() -> None:
     """``python -m openrlhf_bipace.lab.warmstart``: a warm-started model folder, and task files beside it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the model")
     parser.add_argument("--env", default="rooms", choices=list(SETTINGS), help="environment to demonstrate in")
+    parser.add_argument("--data", default="", help="folder with the environment's data, where it needs one")
+    parser.add_argument("--tasks", type=int, default=0, help="use only this many training tasks (0: all)")
     parser.add_argument("--tasks-out", type=Path, help="folder for train.jsonl and held_out.jsonl")
     parser.add_argument("--train-tasks", type=int, default=0, help="rows of train.jsonl, repeated (0: each once)")
     parser.add_argument("--episodes", type=int, default=2000, help="demonstrations")
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of gradient descent")
     parser.add_argument("--seed", type=int, default=0, help="seed of everything")
     args = parser.parse_args()
-    start = clone(args.env, episodes=args.episodes, steps=args.steps, seed=args.seed)
+    train = None
+    if args.tasks:
+        every = default_tasks(args.env, "train", args.data)
+        train = every[:: max(1, len(every) // args.tasks)][: args.tasks]
+    start = clone(args.env, data=args.data, tasks=train, episodes=args.episodes, steps=args.steps, seed=args.seed)
     tiny.save(start.model, start.tokenizer, args.out)
     print(f"{args.out}: {sum(p.numel() for p in start.model.parameters()):,} parameters, loss {start.losses[-1]:.3f}")
     print(f"the demonstrations solved {start.demo_success:.0%} of their tasks")
     if args.tasks_out:
         args.tasks_out.mkdir(parents=True, exist_ok=True)
-        train = default_tasks(args.env, "train")
+        train = train or default_tasks(args.env, "train", args.data)
         wanted = args.train_tasks or len(train)
         write_tasks(args.tasks_out / "train.jsonl", [train[i % len(train)] for i in range(wanted)])
-        write_tasks(args.tasks_out / "held_out.jsonl", default_tasks(args.env, "held_out"))
+        held_out = default_tasks(args.env, SETTINGS[args.env].held_out, args.data)
+        write_tasks(args.tasks_out / "held_out.jsonl", held_out)
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ bipace_setup() { # the site's settings, modules, GPUS_PER_NODE and NODES for the
     export BIPACE_ROOT NODES GPUS_PER_NODE
 }
 
-bipace_resume() { # CHECKPOINTS: the flag that goes on from the newest checkpoint, if there is a whole one
-    [[ ! -s $1/_actor/latest ]] || echo --ckpt.load_enable
+bipace_resume() { # CHECKPOINTS: the flag that goes on from the newest checkpoint, or anew where a requeued job has none
+    [[ ! -s $1/_actor/latest && ${SLURM_RESTART_COUNT:-0} -eq 0 ]] || echo --ckpt.load_enable
 }
 
 bipace_run() { # COMMAND...: start Ray, run the driver, end both; exits with the driver's code
