@@ -90,7 +90,7 @@ def test_peak_and_last():
     assert found["peak"] == {"policy": "step2", "success": 0.75}
     assert found["last"] == {"policy": "step3", "success": 0.5}
     assert [table.title for table in tables(runs)] == ["success over checkpoints", "step1", "step2", "step3"]
-    assert "peak: 75.0 % (step2); last: 50.0 % (step3)" in tables(runs)[0].caption
+    assert "peak: 75.0% (step2); last: 50.0% (step3)" in tables(runs)[0].caption
 
 
 def test_checkpoints_come_in_the_order_of_training():
@@ -173,6 +173,7 @@ def test_environments_that_fail_are_counted_and_left_out(tmp_path, capsys):
     flags = ["--policy", "random", "--agent.env", FAULTY, "--tasks", tasks]
     overall = evaluate(tmp_path, *flags)["policies"]["random"]["overall"]
     assert (overall["episodes"], overall["failed"], overall["success"], overall["turns"]) == (2, 1, 1.0, 2.5)
+    assert "2+1 failed" in capsys.readouterr().out
     tasks.write_text(json.dumps({"label": json.dumps(labels[1])}) + "\n")
     with pytest.raises(SystemExit, match="every episode failed, the first with: .*the world broke"):
         evaluate(tmp_path, *flags, out="all")
