@@ -77,7 +77,7 @@ def tasks_by_step(run: Path) -> dict[str, list[tuple]]:
     from openrlhf_bipace.rollout.dump import read_rollouts
 
     return {
-        path.name: [(row["sample"], row["task"]) for row in read_rollouts(path) if row["turn"] == 0]
+        path.name: [(row["group"], row["sample"], row["task"]) for row in read_rollouts(path) if row["turn"] == 0]
         for path in sorted((run / "rollouts").glob("step_*.parquet"))
     }
 
