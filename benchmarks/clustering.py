@@ -270,16 +270,14 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
     left.set_xlabel("time over one product n x K x d (black: goal; red: missed)")
     left.set_xlim(0, 1.15 * max(max(row["ratio"], row["goal"]) for row in rows))
     left.tick_params(labelsize=8)
-    for row in (row for result in results for row in result["approximate"]):
-        at = (row["over_exact"], 100 * row["same_leader"])
-        right.plot(*at, "o", color="tab:blue")
-        right.annotate(row["work"].split(" x")[0], at, xytext=(4, -12), textcoords="offset points", fontsize=8)
-    right.axvline(1, color="grey", linewidth=1)
-    right.axhline(99.8, color="grey", linewidth=1, linestyle=":")
-    right.margins(x=0.35, y=0.2)
-    right.set_xscale("log")
-    right.set_xlabel("time over exact's")
-    right.set_ylabel("rows with exact's leader, %")
+    others = [row for result in results for row in result["approximate"]][::-1]
+    right.barh([row["work"].split(" x")[0] for row in others], [row["over_exact"] for row in others], height=0.6)
+    for y, row in enumerate(others):
+        right.text(row["over_exact"], y, f" {row['same_leader']:.2%}", va="center", fontsize=9)
+    right.axvline(1, color="black")
+    right.tick_params(labelsize=8)
+    right.set_xlim(0, 1.3 * max(row["over_exact"] for row in others))
+    right.set_xlabel("time over exact's; label: same leader")
     figure.savefig(path, dpi=150)
 
 

@@ -69,6 +69,7 @@ class Trajectory:
     steps: list[StepRecord] = field(default_factory=list)  # in time order; empty if the rollout failed at once
     end: EndReason = EndReason.DONE
     success: bool = False
+    score: float | None = None  # how much of the goal was met, where the environment grades that and the episode ended
     error: str = ""  # what the environment raised, for `end.failed`
 
     @property

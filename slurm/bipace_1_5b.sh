@@ -48,8 +48,7 @@ DATASETS=(--data.prompt_dataset "${TASKS:-$BIPACE_ROOT/tasks/${ENVIRONMENT}_trai
     --eval.dataset "${EVAL_TASKS:-$BIPACE_ROOT/tasks/${ENVIRONMENT}_$TEST.jsonl}" --data.label_key label
     --eval.temperature 0.4 --eval.n_samples_per_prompt 1 --eval.steps 5)
 OUTPUT=(--bipace.run_dir "$RUN_DIR" --ckpt.output_dir "$RUN_DIR/model" --ckpt.path "$RUN_DIR/checkpoints"
-    --ckpt.save_steps 10 --ckpt.max_num 3 --logger.wandb.run_name "$(basename "$RUN_DIR")")
-mapfile -t RESUME < <(bipace_resume "$RUN_DIR/checkpoints")
+    --ckpt.save_steps 10 --ckpt.load_enable --logger.wandb.run_name "$(basename "$RUN_DIR")")
 
 bipace_run "${BIPACE_PYTHON:-python}" -m openrlhf_bipace.cli.train_ppo_ray \
-    "${LAYOUT[@]}" "${AGENT[@]}" "${LEARNING[@]}" "${DATASETS[@]}" "${OUTPUT[@]}" "${RESUME[@]}" "$@"
+    "${LAYOUT[@]}" "${AGENT[@]}" "${LEARNING[@]}" "${DATASETS[@]}" "${OUTPUT[@]}" "$@"

@@ -123,7 +123,7 @@ class Cluster:
         words = self.scontrol("show", "job", "--oneliner", job).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
-    def wait(self, job: str, seconds: float = 300) -> dict[str, str]:
+    def wait(self, job: str, seconds: float = 600) -> dict[str, str]:
         """The job once it has ended. Raises TimeoutError."""
         self._await(lambda: self.job(job)["JobState"] in FINAL, f"the end of job {job}", seconds)
         return self.job(job)

@@ -149,3 +149,51 @@ def test_bytes_through_the_driver_do_not_grow_with_d(monkeypatch):
     narrow, wide = traffic(8), traffic(4096)
     assert wide[1] == narrow[1]
     assert abs(wide[0] - narrow[0]) < 100 < narrow[0]  # references and numbers, a few bytes longer or shorter
+
+
+def test_rows_of_several_turns_are_found_where_they_were_put():
+    """Micro-batches in any order, padding rows between, several rows of one worker in one object."""
+    from openrlhf_bipace.integration.cluster_worker import Gatherer, HiddenRefs, publish
+    from openrlhf_bipace.integration.clustering import locate
+
+    turns, owners = [2, 1, 3, 1, 2, 0], [0, 1, 0, 1, 1, 0]
+    rows = [torch.full((n, 4), float(i)) + torch.arange(n)[:, None] / 10 for i, n in enumerate(turns)]
+    batches, padding = [[3, 0, -1], [1, 5], [-1, 4, 2]], torch.zeros(0, 4)
+    said = []
+    for batch in batches:
+        own = [0 if row < 0 else owners[row] for row in batch]
+        said.append(HiddenRefs(publish([padding if row < 0 else rows[row] for row in batch], own), 0.0))
+    refs, where, owner = locate(batches, said, owners, turns, padding=-1)
+    assert torch.equal(Gatherer(refs, where)[torch.arange(9)], torch.cat(rows))
+    assert owner.tolist() == [0, 0, 1, 0, 0, 0, 1, 1, 1]
+    assert [len(h.refs) for h in said] == [2, 2, 2]
+
+
+def test_groups_stay_together_and_the_load_is_even():
+    from openrlhf_bipace.integration.clustering import ClusterPool
+
+    owner = ClusterPool(2).assign([0, 1, 2, 0, 1, 2, 3], [5, 3, 1, 5, 3, 1, 2])
+    assert owner == [0, 1, 1, 0, 1, 1, 1]  # 10 against 6 + 2 + 2
+
+
+def test_a_training_run_with_workers(tiny, rooms_tasks, helpers, tmp_path):
+    """The real stack, two policy ranks, epsilon calibrated on the workers: the labels that one process finds."""
+    import json
+
+    found = []
+    for workers in (0, 2):
+        out = tmp_path / str(workers)
+        out.mkdir()
+        flags = helpers.base_flags(tiny.folder, rooms_tasks.train, out) | {
+            "bipace.epsilon": "auto",
+            "bipace.min_r2": -10,
+            "bipace.cluster_workers": workers,
+            "actor.num_gpus_per_node": 2,
+            "ckpt.save_steps": -1,
+        }
+        output = helpers.run_module("openrlhf_bipace.cli.train_ppo_ray", helpers.argv(flags), out)
+        assert ("'workers': 2" in output) == (workers == 2)
+        lines = [json.loads(line) for line in (out / "run" / "metrics.jsonl").read_text().splitlines()]
+        found.append([line for line in lines if "agent/success" in line][0])
+    for name in ("clusters", "epsilon", "r2", "cluster_size_mean", "matched_pairs", "rows_pace"):
+        assert found[0][f"bipace/{name}"] == pytest.approx(found[1][f"bipace/{name}"])

@@ -164,7 +164,7 @@ class Corridor:
 
 class CorridorEnv(GymnasiumEnv):
     goal = "reach 0"
-    splits = {"train": range(10)}
+    seeds = {"train": range(10)}
 
     def make_env(self):
         return Corridor()

@@ -21,7 +21,15 @@ FAULTY = f"{Path(__file__).parent / 'faulty_env.py'}:Faulty"
 
 
 def result(task=0, seed=0, success=False, **changes) -> Result:
-    given = {"type": "a", "reward": float(success), "turns": 4, "unparsed": 0, "refused": 0, "end": "done"}
+    given = {
+        "type": "a",
+        "score": None,
+        "reward": float(success),
+        "turns": 4,
+        "unparsed": 0,
+        "refused": 0,
+        "end": "done",
+    }
     return Result(task, seed, success=success, error="", seconds=0.1, **{**given, **changes})
 
 
@@ -68,6 +76,8 @@ def test_figures_by_hand():
     assert (found.episodes, found.failed, found.tasks) == (2, 1, 2)
     assert (found.success, found.reward, found.turns) == (0.5, 0.5, 4.0)
     assert (found.invalid, found.unparsed) == (3 / 8, 2 / 8)
+    assert found.score is None
+    assert figures([result(0, score=0.5), result(1)]).score == 0.25  # not ended: 0
     assert list(by_type(results)) == ["a", "b", OVERALL]
     assert by_type(results)["b"].success == 1.0
     assert figures(results[2:]) is None
@@ -80,7 +90,7 @@ def test_peak_and_last():
     assert found["peak"] == {"policy": "step2", "success": 0.75}
     assert found["last"] == {"policy": "step3", "success": 0.5}
     assert [table.title for table in tables(runs)] == ["success over checkpoints", "step1", "step2", "step3"]
-    assert "peak: 75.0 % (step2); last: 50.0 % (step3)" in tables(runs)[0].caption
+    assert "peak: 75.0% (step2); last: 50.0% (step3)" in tables(runs)[0].caption
 
 
 def test_checkpoints_come_in_the_order_of_training():
@@ -163,6 +173,7 @@ def test_environments_that_fail_are_counted_and_left_out(tmp_path, capsys):
     flags = ["--policy", "random", "--agent.env", FAULTY, "--tasks", tasks]
     overall = evaluate(tmp_path, *flags)["policies"]["random"]["overall"]
     assert (overall["episodes"], overall["failed"], overall["success"], overall["turns"]) == (2, 1, 1.0, 2.5)
+    assert "2+1 failed" in capsys.readouterr().out
     tasks.write_text(json.dumps({"label": json.dumps(labels[1])}) + "\n")
     with pytest.raises(SystemExit, match="every episode failed, the first with: .*the world broke"):
         evaluate(tmp_path, *flags, out="all")

@@ -246,6 +246,7 @@ def test_a_seed_study_is_one_array_that_fills_its_holes(queue, capsys):
     study(seeds, queue, *grid)
     assert submitted(queue) == ["array", "report"]
     assert "#SBATCH --array=3%2\n" in (queue / "study/jobs/array.sbatch").read_text()  # 1 waits, 3 crashed
+    assert "afterany:102:100_1\n" in (queue / "study/jobs/report.sbatch").read_text()  # the report waits for both
     study(seeds, queue, "--report")
     assert "| bipace_q | 1 | 0.600 | 0.600 | 0.600 |" in capsys.readouterr().out
     report = (queue / "study/report.md").read_text()

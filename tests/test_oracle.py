@@ -20,6 +20,7 @@ from openrlhf_bipace.lab.oracle.geometry import GEOMETRIES
 from openrlhf_bipace.lab.oracle.gradient import Compass, Directions, exact_gradient, heads
 from openrlhf_bipace.lab.oracle.measures import Measure
 from openrlhf_bipace.lab.oracle.sample import Rows, Sampler
+from openrlhf_bipace.lab.oracle.size import QUICK
 from openrlhf_bipace.lab.oracle.world import ACTION, FREE, PLAN, World, tabular
 
 HORIZON = 9
@@ -364,7 +365,7 @@ def test_the_study_writes_every_table_and_figure(written):
 
 
 def test_results_do_not_depend_on_the_number_of_workers(written):
-    again = tables.rows(study.compute(plan.QUICK, 3, 2, with_models=False))
+    again = tables.rows(study.compute(QUICK, 3, 2, with_models=False))
     once = [row for row in read(written / "oracle.csv") if row["policy"] == "demonstrator"]
     assert len(again) == len(once)
     for a, b in zip(again, once, strict=True):
@@ -383,3 +384,4 @@ def test_a_difference_is_bold_only_if_its_interval_excludes_zero():
     without = np.array([0.9, 1.0, 1.1, 1.0])
     assert tables._change(Measure(5.0, without)).startswith("**+5.000")
     assert not tables._change(Measure(0.01, without)).startswith("**")
+    assert tables._change(Measure(0.0001, 0.0001 * without)) == "0"

@@ -408,6 +408,7 @@ def test_an_unfinished_class_is_refused(tmp_path):
     [
         ({"text": None}, "text: got NoneType, allowed: str"),
         ({"reward": None}, "reward: got None, allowed: a finite number"),
+        ({"score": 1.5}, r"score: got 1.5, allowed: None or a number in \[0, 1\]"),
         ({"done": 1}, "done: got 1, allowed: True or False"),
         ({"success": True}, "success: got True without done"),
         ({"admissible": ("a",)}, "admissible: got tuple, allowed: a list of str"),

@@ -41,7 +41,7 @@ BACKENDS: dict[str, Backend] = {
 }
 CENTROIDS = ("mean", "seed")
 SMALL = 128  # rows up to which the plain loop is faster on the CPU
-_CHECK_ROWS = 16384  # rows checked at a time, to keep temporaries small
+_CHECK_ROWS = 2**16  # rows checked at a time
 
 
 @dataclass(slots=True)
@@ -182,7 +182,8 @@ def _check_options(epsilon: float, centroid: str, backend: str) -> None:
 def check_vectors(phi: torch.Tensor, names: Callable[[int], str] | Sequence[str] | None = None) -> None:
     """Raise `BadVector` for the first zero, NaN or infinite row: a few silently multiply, or merge, clusters."""
     for first in range(0, len(phi), _CHECK_ROWS):
-        largest = phi[first : first + _CHECK_ROWS].abs().amax(dim=1)  # NaN where any entry is
+        rows = phi[first : first + _CHECK_ROWS]
+        largest = torch.maximum(rows.amax(dim=1), -rows.amin(dim=1))  # NaN where any entry is
         bad = torch.nonzero(~torch.isfinite(largest) | (largest == 0))
         if len(bad):
             i = int(bad[0])

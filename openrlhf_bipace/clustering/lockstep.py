@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from openrlhf_bipace.clustering.precision import Judge, Sums, mean_bound, pair_bound, unit32
+from openrlhf_bipace.clustering.seeds import on
 
 FREE = np.float32(-1e30)  # product with a cluster that does not exist yet
 CANCELLING = 1e-12  # least |s|^2: where opposite vectors cancel, the bound is infinite and float64 decides
@@ -35,7 +36,7 @@ class Lockstep:
         self.exact = [Sums(judge, self.rows[i], self.labels[i]) for i in range(p)]
         self.k = np.zeros(p, dtype=np.int64)  # clusters of each group
         self.spread = 1.0  # largest members / |s| so far
-        self.updates = 0  # blocks that the sums have taken
+        self.updates = 0  # roundings that the sums have taken, at most
         # Per group and cluster, with room to grow:
         self.seed = np.zeros((p, 0), dtype=np.int64)  # position of the first member
         self.members, self.square = np.zeros((p, 0)), np.ones((p, 0))  # count, |s|^2
@@ -175,18 +176,32 @@ class Lockstep:
         if not self.mean:
             seeds = np.take_along_axis(self.seed[:groups], np.maximum(labels, 0), axis=1)
             keep &= seeds == np.arange(start, stop)
-        cap = self.sums.shape[1]
-        cell, slot = np.unique((labels + cap * np.arange(groups)[:, None])[keep], return_inverse=True)
-        rows = x.reshape(-1, dim)[torch.from_numpy(np.flatnonzero(keep.ravel())).to(x.device)]
-        added = torch.zeros(len(cell), dim, device=x.device)
-        added.index_add_(0, torch.from_numpy(slot).to(x.device), rows)
-        flat, cells = self.sums.view(-1, dim), torch.from_numpy(cell).to(x.device)
-        added += flat[cells]
-        flat[cells] = added
+        cell = (labels + self.sums.shape[1] * np.arange(groups)[:, None])[keep]
+        rows = x.reshape(-1, dim)
+        if not keep.all():
+            rows = rows[on(np.flatnonzero(keep.ravel()), x)]
+        self._add(rows, cell)
+
+    def _add(self, rows: torch.Tensor, cell: np.ndarray) -> None:
+        """Add [M, d] rows to the sums at [M] `cell`, of all groups' sums one after another.
+
+        Of one group, the block is added up first, so that each sum is rounded once per block; small groups need not.
+        """
+        flat = self.sums.view(-1, self.sums.shape[2])
+        cells, slot = np.unique(cell, return_inverse=True)
+        at = on(cells, rows)
+        if len(self.k) == 1:
+            block = rows.new_zeros(len(cells), flat.shape[1]).index_add_(0, on(slot, rows), rows)
+            added = flat[at].add_(block)
+            flat[at] = added
+            self.updates += 1
+        else:
+            flat.index_add_(0, on(cell, rows), rows)
+            added = flat[at] if self.mean else rows
+            self.updates = int(self.members.max())
         if self.mean:
             square = torch.linalg.vector_norm(added, dim=1, dtype=torch.float64).square()
-            self.measured(*np.divmod(cell, cap), square.cpu().numpy())
-            self.updates += 1
+            self.measured(*np.divmod(cells, self.sums.shape[1]), square.cpu().numpy())
 
     def measured(self, group: np.ndarray, cluster: np.ndarray, square: np.ndarray) -> None:
         """Take squared lengths [M] of sums, in place of those that were added up."""

@@ -36,7 +36,7 @@ def mean_bound(d: int, block: int, updates: int, spread: float) -> float:
 
     Args:
         block: rows taken at a time.
-        updates: blocks the sum has taken.
+        updates: roundings the sum has taken: one per block, or one per row where rows are added one by one.
         spread: members / |s|, at least 1; 1 / (1 - epsilon) or less while epsilon is below 1.
 
     The sum's rows, its additions, the dot with x and the additions inside a block put <x, s> off by at most

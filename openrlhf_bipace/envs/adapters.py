@@ -4,9 +4,9 @@
 
     class Guess(GymnasiumEnv):
         goal = "guess the number"
-        splits = {"train": range(1000), "held_out": range(1000, 1100)}
+        seeds = {"train": range(1000), "held_out": range(1000, 1100)}
 
-        def make_env(self, task):
+        def make_env(self):
             return gymnasium.make("my/Guess-v0")
 """
 
@@ -24,13 +24,13 @@ class GymnasiumEnv(TextEnv):
     A task is ``{"split": "train", "seed": 17}``: the seed goes to ``reset``. An episode is over when the environment
     says terminated or truncated. ``info["admissible"]``, where there is one, lists the commands accepted now. Override
     the small methods below where an environment differs.
-
-    Args:
-        options: keyword arguments of your subclass, if it needs any.
     """
 
     goal: ClassVar[str] = ""  # the task in words, for the prompt
-    splits: ClassVar[dict[str, range]] = {"train": range(1000), "held_out": range(1000, 1100)}  # split -> seeds
+    seeds: ClassVar[dict[str, range]] = {"train": range(1000), "held_out": range(1000, 1100)}  # split -> seeds
+
+    def __init_subclass__(cls) -> None:
+        cls.splits = tuple(cls.seeds)
 
     def __init__(self) -> None:
         self._env: Any = None
@@ -102,15 +102,15 @@ class GymnasiumEnv(TextEnv):
 
     @classmethod
     def tasks(cls, split: str) -> list[dict[str, Any]]:
-        if split not in cls.splits:
-            raise ValueError(f"{cls.__name__}: split: got {split!r}, allowed: {', '.join(cls.splits)}")
-        return [{"split": split, "seed": seed} for seed in cls.splits[split]]
+        if split not in cls.seeds:
+            raise ValueError(f"{cls.__name__}: split: got {split!r}, allowed: {', '.join(cls.seeds)}")
+        return [{"split": split, "seed": seed} for seed in cls.seeds[split]]
 
     @classmethod
     def check_task(cls, task: dict[str, Any]) -> None:
         split, seed = task.get("split"), task.get("seed")
-        if split not in cls.splits or not isinstance(seed, int) or seed not in cls.splits[split]:
+        if split not in cls.seeds or not isinstance(seed, int) or seed not in cls.seeds[split]:
             raise ValueError(
                 f"{cls.__name__}: task: got split {split!r} and seed {seed!r}, allowed: "
-                + ", ".join(f"{name} with {s.start} to {s.stop - 1}" for name, s in cls.splits.items())
+                + ", ".join(f"{name} with {s.start} to {s.stop - 1}" for name, s in cls.seeds.items())
             )

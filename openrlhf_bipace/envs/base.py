@@ -116,6 +116,7 @@ def checked(method: str, answer: Any, limit: int = ANSWER_LIMIT) -> Observation 
     plain = {name: getattr(answer, name) for name in kind.__dataclass_fields__}
     if kind is StepResult:
         plain["reward"] = float(answer.reward)
+        plain["score"] = None if answer.score is None else float(answer.score)
     return kind(**plain)
 
 
@@ -125,5 +126,7 @@ def _check_step(answer: StepResult) -> None:
             raise TypeError(f"step: {name}: got {getattr(answer, name)!r}, allowed: True or False")
     if not isinstance(answer.reward, Real) or not math.isfinite(answer.reward):
         raise ValueError(f"step: reward: got {answer.reward!r}, allowed: a finite number")
+    if answer.score is not None and not (isinstance(answer.score, Real) and 0 <= answer.score <= 1):
+        raise ValueError(f"step: score: got {answer.score!r}, allowed: None or a number in [0, 1]")
     if answer.success and not answer.done:
         raise ValueError("step: success: got True without done, allowed: success only at the end of an episode")

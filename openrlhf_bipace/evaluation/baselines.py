@@ -54,7 +54,7 @@ class BaselinePlayer:
             result = await env.step(command)
             out.steps.append(_record(turn, text, command, result))
             if result.done:
-                out.end, out.success = EndReason.DONE, result.success
+                out.end, out.success, out.score = EndReason.DONE, result.success, result.score
                 return
             text, admissible = result.text, result.admissible
 

@@ -10,16 +10,22 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from openrlhf_bipace import envs
-from openrlhf_bipace.envs.worker import ProcessWorker, WorkerError, explain, perform, resident_bytes
-from openrlhf_bipace.evaluation.baselines import random_command
+from openrlhf_bipace.envs.worker import WorkerError, explain, perform, resident_bytes
+from openrlhf_bipace.evaluation.recording import (
+    Fault,
+    NotApplicable,
+    Patient,
+    Probe,
+    check_step,
+    record,
+    replay,
+    replay_steps,
+)
 
 ODD_TEXTS = (
     "",
@@ -35,14 +41,6 @@ GROWTH = 1 << 20  # bytes an episode may leave behind
 _WARM_UP, _RESETS = 30, 200  # episodes before and during the measurement of memory
 
 
-class Fault(Exception):
-    """A check failed."""
-
-
-class NotApplicable(Exception):
-    """There is nothing to check; the message says why."""
-
-
 @dataclass(slots=True)
 class Finding:
     """Outcome of one check."""
@@ -50,45 +48,6 @@ class Finding:
     check: str
     ok: bool | None  # None: could not be checked
     remark: str
-
-
-@dataclass(slots=True)
-class Recording:
-    """One episode as it was played."""
-
-    task: dict[str, Any]
-    start: envs.Observation
-    commands: list[str] = field(default_factory=list)
-    results: list[envs.StepResult] = field(default_factory=list)
-
-
-@dataclass
-class Patient:
-    """The environment under examination.
-
-    `seconds` limits a reset or a step; `recordings` are filled by the first check that plays.
-    """
-
-    name: str
-    options: dict[str, Any]
-    split: str
-    episodes: int = 10
-    seed: int = 0
-    seconds: float = 60.0
-    recordings: list[Recording] = field(default_factory=list)
-
-    @property
-    def cls(self) -> type[envs.TextEnv]:
-        return envs.env_class(self.name)
-
-    def make(self) -> envs.TextEnv:
-        """An instance in this process."""
-        return envs.make(self.name, **self.options)
-
-    def tasks(self) -> list[dict[str, Any]]:
-        """The tasks to play, spread evenly over the split."""
-        every = self.cls.tasks(self.split, **self.options)
-        return every[:: -(-len(every) // self.episodes)] if every else []
 
 
 def examine(patient: Patient) -> Iterator[Finding]:
@@ -136,11 +95,11 @@ def check_tasks(patient: Patient) -> str:
 def check_episodes(patient: Patient) -> str:
     """Random episodes in a process of their own keep every rule of the contract, step by step."""
     rng = random.Random(patient.seed)
-    probe = _Probe(patient)
+    probe = Probe(patient)
     player = patient.make()
     try:
         for task in patient.tasks():
-            patient.recordings.append(_record(probe, task, player.solution(task) or [], rng))
+            patient.recordings.append(record(probe, task, player.solution(task) or [], rng))
     finally:
         probe.close()
         player.close()
@@ -176,11 +135,11 @@ def check_scripted(patient: Patient) -> str:
 
 def check_determinism(patient: Patient) -> str:
     """Another interpreter (another hash seed), the other order, an abandoned episode before each: all the same."""
-    probe = _Probe(patient)
+    probe = Probe(patient)
     try:
         for recording in reversed(patient.recordings):
             probe.request("reset", patient.recordings[0].task)
-            _replay(probe.request, recording)
+            replay(probe.request, recording)
     finally:
         probe.close()
     return f"{len(patient.recordings)} episodes came out the same in another process and order"
@@ -235,7 +194,7 @@ def check_any_text(patient: Patient) -> str:
             result = perform(env, "step", text)
         except WorkerError as error:
             raise Fault(f"{text[:40]!r} raised {error}") from error
-        _check_step(text, result, [])
+        check_step(text, result, [])
     env.close()
     return f"{len(ODD_TEXTS)} odd texts were survived"
 
@@ -244,7 +203,7 @@ def check_instances(patient: Patient) -> str:
     """Two instances, a step here and a step there, do not disturb each other; close may come twice."""
     pair = patient.make(), patient.make()
     for recording in patient.recordings:
-        runs = [_replay_steps(lambda m, a, env=env: perform(env, m, a), recording) for env in pair]
+        runs = [replay_steps(lambda m, a, env=env: perform(env, m, a), recording) for env in pair]
         for _ in zip(*runs, strict=True):
             pass
     for env in (*pair, *pair):
@@ -257,14 +216,14 @@ def check_threads(patient: Patient) -> str:
     if not patient.cls.thread_safe:
         raise NotApplicable("thread_safe is False: every environment gets a process")
 
-    def replay(shift: int) -> None:
+    def play(shift: int) -> None:
         env = patient.make()
         for recording in patient.recordings[shift:] + patient.recordings[:shift]:
-            _replay(lambda method, argument: perform(env, method, argument), recording)
+            replay(lambda method, argument: perform(env, method, argument), recording)
         env.close()
 
     with ThreadPoolExecutor(8) as threads:
-        for _ in threads.map(replay, range(8)):
+        for _ in threads.map(play, range(8)):
             pass
     return "eight threads at once do not disturb each other"
 
@@ -281,14 +240,13 @@ def check_speed(patient: Patient) -> str:
         reset, step = reset + middle - begin, step + time.perf_counter() - middle
         steps += len(recording.commands)
     env.close()
-    return (
-        f"{len(patient.recordings) / reset:,.0f} resets/s, {steps / step if steps else 0:,.0f} steps/s in one process"
-    )
+    rate = steps / step if steps else 0.0
+    return f"{len(patient.recordings) / reset:,.0f} resets/s, {rate:,.0f} steps/s in one process, caches warm"
 
 
 def check_memory(patient: Patient) -> str:
     """A process that plays on and on does not grow by more than `GROWTH` per episode."""
-    probe = _Probe(patient)
+    probe = Probe(patient)
     try:
         for episode in range(_WARM_UP + _RESETS):
             if episode == _WARM_UP:
@@ -319,76 +277,3 @@ CHECKS: dict[str, Callable[[Patient], str]] = {
     "speed": check_speed,
     "memory": check_memory,
 }
-
-
-class _Probe:
-    """An environment in a process of its own, with a time limit."""
-
-    def __init__(self, patient: Patient) -> None:
-        self.worker = ProcessWorker(patient.name, patient.options)
-        self._seconds = patient.seconds
-
-    def request(self, method: str, argument: Any) -> Any:
-        """As the worker's; Fault for what it raises and for taking too long."""
-        late = threading.Timer(self._seconds, self.worker.kill)
-        late.start()
-        begin = time.monotonic()
-        try:
-            return self.worker.request(method, argument)
-        except WorkerError as error:
-            if time.monotonic() - begin >= self._seconds:
-                raise Fault(f"{method} of {argument!r} took over {self._seconds} s") from None
-            raise Fault(f"{method} of {argument!r} failed: {error}") from error
-        finally:
-            late.cancel()
-
-    def close(self) -> None:
-        self.worker.close()
-
-
-def _record(probe: _Probe, task: dict[str, Any], known: list[str], rng: random.Random) -> Recording:
-    """Play random commands, those of the solution among them where nothing is said to be admissible."""
-    limit = probe.request("describe", None)["max_turns"]
-    recording = Recording(task, probe.request("reset", task))
-    admissible, text = recording.start.admissible, recording.start.text
-    for _ in range(limit):
-        told = bool(admissible)
-        command = rng.choice(known) if known and not told else random_command(rng, text, admissible)
-        result = probe.request("step", command)
-        _check_step(command, result, admissible)
-        recording.commands.append(command)
-        recording.results.append(result)
-        if result.done:
-            break
-        admissible, text = result.admissible, result.text
-    return recording
-
-
-def _check_step(command: str, result: envs.StepResult, admissible: list[str]) -> None:
-    if command in admissible and not result.valid:
-        raise Fault(f"{command!r} is listed as admissible and was refused: {result.text[:100]!r}")
-    if result.valid != bool(result.executed):
-        raise Fault(
-            f"{command[:40]!r}: valid is {result.valid}, executed is {result.executed[:40]!r}; one tells the other"
-        )
-
-
-def _replay(request: Callable[[str, Any], Any], recording: Recording) -> None:
-    for _ in _replay_steps(request, recording):
-        pass
-
-
-def _replay_steps(request: Callable[[str, Any], Any], recording: Recording) -> Iterator[None]:
-    """Replay `recording`, one step at a time. Fault at the first difference."""
-    pairs = [("reset", recording.task, recording.start)]
-    pairs += [("step", c, result) for c, result in zip(recording.commands, recording.results, strict=True)]
-    for turn, (method, argument, before) in enumerate(pairs):
-        after = request(method, argument)
-        for name in before.__dataclass_fields__:
-            got, expected = getattr(after, name), getattr(before, name)
-            if got != expected:
-                raise Fault(
-                    f"turn {turn} of {recording.task}: {name} is {str(got)[:80]!r}, the first time it was "
-                    f"{str(expected)[:80]!r}"
-                )
-        yield

@@ -25,6 +25,7 @@ class Figures:
     success: float  # share of the episodes, as all below
     low: float  # 95 % interval of the success
     high: float
+    score: float | None  # mean, an episode that did not end counting 0; None where the environment does not grade
     reward: float  # mean per episode
     turns: float  # mean per episode
     invalid: float  # share of the turns whose response did not parse or whose action was refused
@@ -49,6 +50,7 @@ def figures(results: Sequence[Result]) -> Figures | None:
         success=sum(r.success for r in sound) / len(sound),
         low=low,
         high=high,
+        score=sum(r.score or 0.0 for r in sound) / len(sound) if any(r.score is not None for r in sound) else None,
         reward=sum(r.reward for r in sound) / len(sound),
         turns=turns / len(sound),
         invalid=(unparsed + sum(r.refused for r in sound)) / turns if turns else 0.0,

@@ -18,6 +18,7 @@ class Result:
     seed: int
     type: str  # kind of the task, as the environment names it
     success: bool
+    score: float | None  # how much of the goal was met, where the environment grades that and the episode ended
     reward: float  # sum over the turns
     turns: int
     unparsed: int  # turns whose response did not parse into an action
@@ -40,6 +41,7 @@ def result_of(trajectory: Trajectory, task: int, seed: int, kind: str, seconds: 
         seed=seed,
         type=kind,
         success=trajectory.success,
+        score=trajectory.score,
         reward=trajectory.reward,
         turns=len(steps),
         unparsed=sum(not s.valid for s in steps),

@@ -45,16 +45,17 @@ def tables(evaluated: dict[str, Sequence[Result]]) -> list[Table]:
         summary = as_json(evaluated)
         if "peak" in summary:
             out[0].caption = "; ".join(
-                f"{what}: {_percent(summary[what]['success'])} % ({escape(summary[what]['policy'])})"
+                f"{what}: {_percent(summary[what]['success'])} ({escape(summary[what]['policy'])})"
                 for what in ("peak", "last")
             )
     return out + [_table(name, "task type", by_type(results)) for name, results in evaluated.items()]
 
 
 def _table(title: str, first: str, rows: dict[str, Figures | None]) -> Table:
-    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column(first, overflow="fold")
-    for column in ("success %", "95 %", "reward", "turns", "invalid %", "episodes", "failed"):
+    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first, overflow="fold", min_width=15)
+    graded = any(row is not None and row.score is not None for row in rows.values())
+    for column in ("success", "95 %", "score" if graded else "reward", "turns", "invalid", "episodes"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, row in rows.items():
         if row is None:
@@ -63,12 +64,11 @@ def _table(title: str, first: str, rows: dict[str, Figures | None]) -> Table:
         table.add_row(
             escape(name),
             _percent(row.success),
-            f"{_percent(row.low)}-{_percent(row.high)}",
-            f"{row.reward:.2f}",
+            f"{100 * row.low:.1f}-{100 * row.high:.1f}",
+            f"{row.reward:.2f}" if not graded else _percent(row.score or 0.0),
             f"{row.turns:.1f}",
             _percent(row.invalid),
-            str(row.episodes),
-            str(row.failed),
+            f"{row.episodes}+{row.failed} failed" if row.failed else str(row.episodes),
             style="bold" if name == OVERALL else None,
         )
     return table
@@ -79,4 +79,4 @@ def _plain(row: Figures | None) -> dict[str, Any] | None:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
+    return f"{100 * share:.1f}%"

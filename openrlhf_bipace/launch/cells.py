@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from openrlhf_bipace.launch.sbatch import Script
+from openrlhf_bipace.launch.sbatch import Script, report_job
 
 ROOT = Path(__file__).parents[2]  # where slurm/ and openrlhf_bipace/ are
 JOBS = "jobs.json"  # cell -> id of the job last submitted for it
@@ -93,9 +93,16 @@ class Study:
         """sbatch's --output for a job."""
         return str(self.folder / "jobs" / f"{name}.log")
 
-    def report_words(self, study: str) -> list[str]:
-        """The command that writes the report."""
-        return [sys.executable, "-m", "openrlhf_bipace.cli.study", study, "--out", str(self.folder), "--report"]
+    def report_after(self, submitted: list[str], states: dict[str, State], study: str, *options: str) -> None:
+        """Write ``jobs/report.sbatch``; if jobs were submitted, hand it in behind them and those that still wait."""
+        jobs = self.jobs()
+        waiting = [jobs[cell] for cell, state in states.items() if state.word == "waiting"]
+        words = [sys.executable, "-m", "openrlhf_bipace.cli.study", study, "--out", str(self.folder), "--report"]
+        text = report_job("report", self.log("report"), str(ROOT), [*words, *options], [*submitted, *waiting])
+        if submitted:
+            self.submit("report", text, {})
+        else:
+            self.write("report", text)
 
 
 def _script(path: Path, environment: str) -> Script:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from openrlhf_bipace.launch import cells, sbatch
+from openrlhf_bipace.launch import cells
 from openrlhf_bipace.launch.cells import State, Study
 from openrlhf_bipace.launch.scaling_plot import PHASES, draw
 from openrlhf_bipace.report.load import Line, load
@@ -80,12 +80,7 @@ def run(args: argparse.Namespace) -> None:
             study.write(cell.name, text)
         else:
             submitted.append(study.submit(cell.name, text, {cell.name: ""}))
-    words = [*study.report_words("scaling"), "--warmup", str(args.warmup)]
-    text = sbatch.report_job("report", study.log("report"), str(cells.ROOT), words, submitted)
-    if submitted:
-        study.submit("report", text, {})
-    else:
-        study.write("report", text)
+    study.report_after(submitted, states, "scaling", "--warmup", str(args.warmup))
     print(f"{len(planned)} runs planned in {study.folder}; {_count(states)}; {len(submitted)} submitted now")
 
 

@@ -7,7 +7,7 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
-from openrlhf_bipace.launch import cells, sbatch
+from openrlhf_bipace.launch import cells
 from openrlhf_bipace.launch.cells import Study
 from openrlhf_bipace.report.load import Run, load
 from openrlhf_bipace.report.numbers import held_out
@@ -51,8 +51,7 @@ def run(args: argparse.Namespace) -> None:
     (study.folder / PLAN).write_text("\n".join(["cell", *names]) + "\n")
     states = study.states(names)
     todo = [i for i, name in enumerate(names) if states[name].open]
-    words = study.report_words("seeds")
-    after = []
+    submitted = []
     if todo:
         limit = f"%{args.at_once}" if args.at_once else ""
         changes = {
@@ -65,13 +64,9 @@ def run(args: argparse.Namespace) -> None:
         if args.write_only:
             study.write("array", text)
         else:
-            after = [study.submit("array", text, {names[i]: f"_{i}" for i in todo})]
-    text = sbatch.report_job("report", study.log("report"), str(cells.ROOT), words, after)
-    if after:
-        study.submit("report", text, {})
-    else:
-        study.write("report", text)
-    print(f"{len(names)} runs planned in {study.folder}, {len(todo) if after else 0} submitted now")
+            submitted = [study.submit("array", text, {names[i]: f"_{i}" for i in todo})]
+    study.report_after(submitted, states, "seeds")
+    print(f"{len(names)} runs planned in {study.folder}, {len(todo) if submitted else 0} submitted now")
 
 
 def report(study: Study) -> str:

@@ -93,7 +93,7 @@ class AgentLoop:
             step, result = await self._act(env, turn, now, prompt, reply)
             out.steps.append(step)
             if result.done:
-                out.end, out.success = EndReason.DONE, result.success
+                out.end, out.success, out.score = EndReason.DONE, result.success, result.score
                 return
             now = result
         out.end = EndReason.TURN_LIMIT

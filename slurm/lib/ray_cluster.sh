@@ -31,10 +31,6 @@ bipace_setup() { # the site's settings, modules, GPUS_PER_NODE and NODES for the
     export BIPACE_ROOT NODES GPUS_PER_NODE
 }
 
-bipace_resume() { # CHECKPOINTS: the flag that goes on from the newest checkpoint, or anew where a requeued job has none
-    [[ ! -s $1/_actor/latest && ${SLURM_RESTART_COUNT:-0} -eq 0 ]] || echo --ckpt.load_enable
-}
-
 bipace_run() { # COMMAND...: start Ray, run the driver, end both; exits with the driver's code
     BIPACE_JOB=${SLURM_JOB_ID:?this is for sbatch; without SLURM see examples/scripts/multi_node_ray.sh}
     RESTARTS=${SLURM_RESTART_COUNT:-0}

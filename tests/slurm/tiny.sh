@@ -23,7 +23,6 @@ FLAGS=(
     --train.batch_size 16 --train.micro_batch_size 4
     --algo.advantage.estimator bipace_q --algo.advantage.is_correction_level token --algo.kl.init_coef 0
     --bipace.layer -2 --bipace.run_dir "$RUN_DIR" --actor.lr_warmup_ratio 0 --actor.adam.lr 1e-3
-    --ckpt.output_dir "$RUN_DIR/final" --ckpt.path "$RUN_DIR/checkpoints" --launch.deadline 20
+    --ckpt.output_dir "$RUN_DIR/final" --ckpt.path "$RUN_DIR/checkpoints" --ckpt.load_enable --launch.deadline 20
 )
-mapfile -t RESUME < <(bipace_resume "$RUN_DIR/checkpoints")
-bipace_run "$BIPACE_PYTHON" -m openrlhf_bipace.cli.train_ppo_ray "${FLAGS[@]}" "${RESUME[@]}" "$@"
+bipace_run "$BIPACE_PYTHON" -m openrlhf_bipace.cli.train_ppo_ray "${FLAGS[@]}" "$@"

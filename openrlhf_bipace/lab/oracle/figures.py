@@ -68,7 +68,7 @@ def _error(figure: Figure, results: Sequence[Result]) -> None:
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("mean squared error of the step part, in mean squares of the true advantage")
     axes.set_title(f"Error of the step part ({_words(base)})")
-    axes.legend(loc="lower right")
+    _legend(figure, axes)
 
 
 def _gradient(figure: Figure, results: Sequence[Result]) -> None:
@@ -88,7 +88,7 @@ def _gradient(figure: Figure, results: Sequence[Result]) -> None:
         axes.set_xlabel("cosine with the exact policy gradient")
     left.set_yticks(range(len(found)), [r.arm.label for r in found])
     left.invert_yaxis()
-    right.legend(loc="lower right")
+    _legend(figure, right)
     figure.suptitle(f"Policy gradients ({_words(base)})", x=0.01, ha="left")
 
 
@@ -115,7 +115,7 @@ def _epsilon(figure: Figure, results: Sequence[Result]) -> None:
             axes.set_xscale("log")
     top[0].set_ylabel("correlation with the true advantage")
     bottom[0].set_ylabel("cosine with the exact gradient\n(with a plan where there is one)")
-    top[0].legend(loc="upper left")
+    _legend(figure, top[0])
 
 
 def _sweeps(figure: Figure, results: Sequence[Result]) -> None:
@@ -139,11 +139,19 @@ def _sweeps(figure: Figure, results: Sequence[Result]) -> None:
                           if f"{part}_cos_{kind}" in r.measures]  # fmt: skip
                 _line(axes, points, colour, estimator)
             axes.set_xscale("log", base=2)
+            values = sorted({r.name[name] for r in results if all(r.name[k] == base[k] for k in same)})
+            axes.set_xticks(values, map(str, values))
             axes.set_title(KINDS[kind][0])
             axes.set_xlabel(f"{words} ({held})")
         grid[0][0].set_ylabel("cosine with the exact gradient")
         grid[1][0].set_ylabel("cosine with the exact gradient")
-    grid[0][0].legend(loc="lower right", ncols=2)
+    _legend(figure, grid[0][0])
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    """Of `axes`, below all axes, where it covers nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
 
 
 def _line(axes: Axes, points: list, colour: str, label: str) -> None:

@@ -36,7 +36,9 @@ class Measure:
         return Measure(self.value - other.value, self.without - other.without)
 
 
-def of_sums(function: Callable[[np.ndarray], np.ndarray], columns: np.ndarray, batch: np.ndarray, batches: int):
+def of_sums(
+    function: Callable[[np.ndarray], np.ndarray], columns: np.ndarray, batch: np.ndarray, batches: int
+) -> Measure:
     """`function` of the column sums of [N, k] `columns`; it maps [..., k] to [...]."""
     sums = np.stack([np.bincount(batch, column, batches) for column in columns.T], axis=1)
     total = sums.sum(axis=0)

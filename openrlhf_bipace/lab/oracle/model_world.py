@@ -185,7 +185,9 @@ def score_answers(
     return thought, action, phi
 
 
-def _branch(model: Any, cache: Any, logits: torch.Tensor, commands: list[tuple[int, list[int]]], out: torch.Tensor):
+def _branch(
+    model: Any, cache: Any, logits: torch.Tensor, commands: list[tuple[int, list[int]]], out: torch.Tensor
+) -> None:
     """Add to `out` [B, A] the log-probabilities of the (column, rest of its ids) in `commands`.
 
     One forward per prefix that commands share. `logits` [B, vocabulary] are the last ones of what is in `cache`,

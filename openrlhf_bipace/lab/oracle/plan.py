@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,30 +12,13 @@ from openrlhf_bipace.lab.oracle import arms, model_world, world
 from openrlhf_bipace.lab.oracle.geometry import GEOMETRIES
 from openrlhf_bipace.lab.oracle.model_world import Tables
 from openrlhf_bipace.lab.oracle.setting import Setting
+from openrlhf_bipace.lab.oracle.size import Size
 
 GAMMA = BipaceConfig().gamma
 HORIZON = 10  # turns per episode, as in the warm start's episodes
 GROUPS = 8  # rollouts per task of the base setting
 HEALTHY_EPSILON, MODEL_EPSILON = 0.05, 0.02  # between the wordings of a state and the distances between states
 DEMONSTRATOR, MODEL, THINKING = "demonstrator", "model", "thinking model"
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """How much of everything."""
-
-    tasks: int = 8
-    model_tasks: int = 4
-    resamples: int = 200
-    groups: tuple[int, ...] = (4, 8, 16, 32)
-    wordings: tuple[int, ...] = (1, 2, 8)  # w wordings of three sentences are w^3 texts per state
-    base_wordings: int = 2
-    grid: tuple[float, ...] = (0.005, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.3)  # of epsilon
-    steps: int = 400  # of training the tiny models
-    episodes: int = 1200  # demonstrated to them
-
-
-QUICK = Size(2, 1, 6, (2, 4), (1, 2), 1, (0.01, 0.1), 8, 40)
 
 
 def tasks(count: int, wordings: int) -> list[dict[str, Any]]:

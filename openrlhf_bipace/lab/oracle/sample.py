@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from openrlhf_bipace.envs.base import StepResult
 from openrlhf_bipace.envs.rooms import RoomsEnv
 from openrlhf_bipace.lab.oracle.world import PLAN, World
 from openrlhf_bipace.records import EndReason, StepRecord, Trajectory
@@ -46,7 +47,7 @@ class Sampler:
     env: RoomsEnv = field(default_factory=RoomsEnv)
 
     def __post_init__(self) -> None:
-        reasoning = [r for r in self.world.reasoning.values()]
+        reasoning = self.world.reasoning.values()
         self._below = self.world.probs.cumsum(axis=1)
         self._free = next((r.free.cumsum(axis=2) for r in reasoning if r.free is not None), None)
         plan = self.world.reasoning[PLAN].plan if PLAN in self.world.reasoning else None
@@ -90,7 +91,7 @@ def _pick(below: np.ndarray, u: float) -> int:
     return int(np.searchsorted(below, u * below[-1], side="right"))
 
 
-def _record(turn: int, observation: str, state: str, command: str, ids: list[int], after) -> StepRecord:
+def _record(turn: int, observation: str, state: str, command: str, ids: list[int], after: StepResult) -> StepRecord:
     return StepRecord(
         turn=turn,
         observation=observation,

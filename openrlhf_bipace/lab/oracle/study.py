@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from openrlhf_bipace.lab.oracle.plan import QUICK, Size, models, settings
+from openrlhf_bipace.lab.oracle.size import QUICK, Size
+
+if TYPE_CHECKING:
+    from openrlhf_bipace.lab.oracle.setting import Result
 
 T = TypeVar("T")
 
@@ -44,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
     print(f"{args.out}: oracle.md, oracle.csv, oracle_choices.csv and {len(figures.NAMES)} figures")
 
 
-def write(out: Path, results: list, page: str) -> None:
+def write(out: Path, results: list[Result], page: str) -> None:
     """Every table and figure of `results` into the folder `out`, and the markdown `page`."""
     from openrlhf_bipace.lab.oracle import figures, tables
 
@@ -55,14 +58,14 @@ def write(out: Path, results: list, page: str) -> None:
     figures.draw(results, out)
 
 
-def compute(size: Size, seed: int, workers: int, *, with_models: bool = True) -> list:
+def compute(size: Size, seed: int, workers: int, *, with_models: bool = True) -> list[Result]:
     """The `Result` of every arm in every setting, in the order of `plan.settings`."""
-    from openrlhf_bipace.lab.oracle.setting import run as run_setting
+    from openrlhf_bipace.lab.oracle import plan, setting
 
     with pool(workers) as mapped:
-        wanted = models(size, seed) if with_models else {}
+        wanted = plan.models(size, seed) if with_models else {}
         trained = dict(zip(wanted, mapped(_call, list(wanted.values()), "models"), strict=True))
-        found = mapped(run_setting, settings(size, seed, trained), "settings")
+        found = mapped(setting.run, plan.settings(size, seed, trained), "settings")
     return [result for results in found for result in results]
 
 

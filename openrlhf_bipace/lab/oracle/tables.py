@@ -10,8 +10,9 @@ from typing import Any
 from openrlhf_bipace.lab.oracle import arms
 from openrlhf_bipace.lab.oracle.arms import Arm, arm
 from openrlhf_bipace.lab.oracle.measures import Measure
-from openrlhf_bipace.lab.oracle.plan import MODEL, THINKING, Size
+from openrlhf_bipace.lab.oracle.plan import MODEL, THINKING
 from openrlhf_bipace.lab.oracle.setting import Result
+from openrlhf_bipace.lab.oracle.size import Size
 
 DIGITS = 4
 # measure -> heading of the main tables
@@ -72,7 +73,7 @@ def markdown(results: Sequence[Result], size: Size, seed: int, source: str) -> s
     base = results[0].name
     parts = [
         "# Oracle tables",
-        "What the columns mean and what to make of them: [docs/oracle.md](../oracle.md). Written by "
+        "What the columns mean and what to make of them: [docs/oracle.md](../oracle.md). Computed by "
         f"`bipace-study oracle` at commit {source}, seed {seed}, {size.resamples} resamples; ± is half a 95 % "
         "interval. Every measure: [oracle.csv](oracle.csv), [oracle_choices.csv](oracle_choices.csv).",
         f"## Base setting\n\n{_sentence(base)}",
@@ -88,7 +89,7 @@ def markdown(results: Sequence[Result], size: Size, seed: int, source: str) -> s
             parts += [f"## {policy.capitalize()}, {name['hidden_state']}\n\n{_sentence(name)}"]
             parts += [_table(results, name, arms.MAIN, MAIN)]
     parts += ["## Where the sources are silent\n\nChange against the default, paired on the same resamples. Bold: the "
-              "interval excludes 0."]  # fmt: skip
+              "interval excludes 0; a plain 0: no change to three digits."]  # fmt: skip
     pairs = _choices(results)
     for name in _settings([r for r, _ in pairs], lambda r: True):
         parts += [f"{_sentence(name)}", _choice_table([pair for pair in pairs if pair[0].name == name])]
@@ -217,6 +218,8 @@ def _cell(measure: Measure | None) -> str:
 
 
 def _change(measure: Measure) -> str:
+    if abs(measure.value) < 0.0005 and measure.half_width < 0.0005:
+        return "0"
     text = f"{measure.value:+.3f} ± {measure.half_width:.3f}"
     return f"**{text}**" if abs(measure.value) > measure.half_width else text
 
