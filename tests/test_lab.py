@@ -125,7 +125,11 @@ def test_evaluation_repeats_itself_and_keeps_order(tiny):
     tasks = warmstart.default_tasks("rooms", "held_out")[:3]
     first, second = (policy.evaluate(tiny.model, tiny.tokenizer, config, tasks, samples=2, seed=4) for _ in range(2))
     assert [(t.group, t.sample) for t in first] == [(str(i), s) for i in range(3) for s in range(2)]
-    assert [rows_of(t) for t in first] == [rows_of(t) for t in second]
+    rows, again = ([row for t in run for row in rows_of(t)] for run in (first, second))
+    assert [(row.tokens, row.spans) for row in rows] == [(row.tokens, row.spans) for row in again]
+    # Who shares a batch depends on timing, and a batch of another width rounds differently.
+    for one, other in zip(rows, again, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
 def test_head_sizes_without_a_kernel_are_refused(tiny):
