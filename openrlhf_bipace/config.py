@@ -57,9 +57,9 @@ class BipaceConfig:
         "mean_std", "episode advantage: minus the group mean, or also over its std", ["mean_std", "mean"]
     )
     episode_weighting: str = _flag(
-        "trajectory",
-        "what the episode mean counts: each trajectory once [ours] or each step once (verl-agent, the paper's recipe)",
-        ["trajectory", "step"],
+        "step",
+        "what the episode mean counts: each step once [verl-agent, the paper] or each trajectory once [ours]",
+        ["step", "trajectory"],
     )
     step_std: bool = _flag(False, "divide the step advantage by the part's std of returns")
     fallback: str = _flag(

@@ -30,7 +30,7 @@ AGENT+=(--agent.env "$ENVIRONMENT" --agent.context window --agent.history 2 --ag
 RANKS=$((NODES * GPUS_PER_NODE))
 PROMPTS=$((RANKS > 64 ? RANKS / 4 : 16)) # the paper's 16; beyond 64 GPUs more, so that every one has rollouts
 LEARNING=( # the paper's values for 1.5B; docs/estimators.md
-    --algo.advantage.estimator bipace_q --bipace.layer -12 --bipace.epsilon 0.05 --bipace.episode_weighting step
+    --algo.advantage.estimator bipace_q --bipace.layer -12 --bipace.epsilon 0.05
     --bipace.gamma 0.95 --bipace.invalid_penalty 0.1 --algo.kl.use_loss --algo.kl.estimator k3 --algo.kl.init_coef 0.01
     --algo.advantage.is_correction_level token --actor.adam.lr 1e-6 --actor.lr_warmup_ratio 0
     --rollout.batch_size "$PROMPTS" --rollout.n_samples_per_prompt 8 --rollout.micro_batch_size 2

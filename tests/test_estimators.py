@@ -205,11 +205,12 @@ def test_hgpo_counts_no_more_history_than_a_step_has_lived():
 
 def test_episode_weighting():
     scores, rows = [1.0, 1.0, 1.0, 0.0], [0, 0, 0, 1]
-    assert episode_of(scores, rows, **MEAN) == pytest.approx([0.5, 0.5, 0.5, -0.5])
-    assert episode_of(scores, rows, episode_weighting="step", **MEAN) == pytest.approx([0.25, 0.25, 0.25, -0.75])
+    each_trajectory = {"episode_weighting": "trajectory"}
+    assert episode_of(scores, rows, **MEAN, **each_trajectory) == pytest.approx([0.5, 0.5, 0.5, -0.5])
+    assert episode_of(scores, rows, **MEAN) == pytest.approx([0.25, 0.25, 0.25, -0.75])
     # Unbiased std: of (1, 0) by trajectory 0.7071, of (1, 1, 1, 0) by step 0.5.
-    assert episode_of(scores, rows)[0] == pytest.approx(0.5 / (math.sqrt(0.5) + 1e-6))
-    assert episode_of(scores, rows, episode_weighting="step")[3] == pytest.approx(-0.75 / (0.5 + 1e-6))
+    assert episode_of(scores, rows, **each_trajectory)[0] == pytest.approx(0.5 / (math.sqrt(0.5) + 1e-6))
+    assert episode_of(scores, rows)[3] == pytest.approx(-0.75 / (0.5 + 1e-6))
 
 
 def test_a_group_that_never_differs_gets_exactly_zero():
@@ -232,7 +233,7 @@ def test_a_long_trajectory_weighs_as_documented():
     """[C4] One trajectory of 40 turns that scores 1, seven of 4 turns that score 0."""
     rows = [0] * 40 + [t for t in range(1, 8) for _ in range(4)]
     scores = [1.0] * 40 + [0.0] * 28
-    assert episode_of(scores, rows, **MEAN)[0] == pytest.approx(1 - 1 / 8)
+    assert episode_of(scores, rows, episode_weighting="trajectory", **MEAN)[0] == pytest.approx(1 - 1 / 8)
     assert episode_of(scores, rows, episode_weighting="step", **MEAN)[0] == pytest.approx(1 - 40 / 68)
 
 

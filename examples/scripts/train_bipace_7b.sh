@@ -34,7 +34,6 @@ LEARNING=(
     --algo.advantage.estimator bipace_q
     --bipace.layer -8
     --bipace.epsilon 0.10
-    --bipace.episode_weighting step
     --algo.kl.use_loss
     --algo.kl.estimator k3
     --algo.kl.init_coef 0.01

@@ -68,7 +68,7 @@ CHOICES: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
     "action_key": (("first_tokens",), ("bipace_q",)),
     "w": ((0.25, 4.0, 16.0), ("bigpo", "bipace_q")),
     "episode_mode": (("mean",), ("grpo", "bipace_q")),
-    "episode_weighting": (("step",), ("grpo", "bipace_q")),
+    "episode_weighting": (("trajectory",), ("grpo", "bipace_q")),
     "epsilon": (("auto",), ("bipace_q",)),
 }
 
