@@ -118,7 +118,7 @@ def test_estimator_without_environment(refusal):
     ("label", "complaint"),
     [
         ("not json", "Expecting value"),
-        ('["a", "list"]', '"env": "rooms"'),
+        ('["a", "list"]', "a JSON object is needed"),
         (json.dumps({"env": "textcraft", "task_id": 0, "split": "train"}), '"env": "rooms"'),
         (json.dumps({"env": "rooms", "task_id": 100000, "split": "train"}), "task_id"),
         (json.dumps({"env": "rooms", "task_id": 0, "split": "training"}), "split"),
