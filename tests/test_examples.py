@@ -36,13 +36,13 @@ def metrics(out: Path) -> list[dict]:
 @pytest.mark.parametrize("context", ["full", "window"])
 @pytest.mark.parametrize("env", ["rooms", "textcraft"])
 def test_trains_in_every_mode(env, context, mode, warm_starts, tmp_path):
-    """Two iterations: finite losses, every diagnostic, epsilon chosen by `auto`, rows as the context says."""
+    """Three iterations: finite losses, every diagnostic, epsilon chosen by `auto`, rows as the context says."""
     out = tmp_path / "run"
-    small = {"ITERATIONS": "2", "CLONE_STEPS": "60", "EPISODES": "80", "WARM_START": str(warm_starts / env)}
+    small = {"ITERATIONS": "3", "CLONE_STEPS": "60", "EPISODES": "80", "WARM_START": str(warm_starts / env)}
     done = run("train_cpu.sh", env, context, mode, OUT=str(out), **small)
     assert done.returncode == 0, done.stdout[-6000:]
     lines = metrics(out)
-    assert [line["step"] for line in lines] == [1, 2]
+    assert [line["step"] for line in lines] == [1, 2, 3]
     for line in lines:
         assert all(math.isfinite(value) for value in line.values())
         assert line["agent/trajectories"] == 32 and line["agent/failed"] == 0
@@ -51,7 +51,7 @@ def test_trains_in_every_mode(env, context, mode, warm_starts, tmp_path):
         assert line["agent/staleness_max"] <= (2 if mode == "async" else 0)
     assert any(line["actor_grad_norm"] > 0 for line in lines)
     rows = [word for word in done.stdout.split("\n") if " rows, " in word and " turns, 32 trajectories" in word]
-    assert len(rows) == 2
+    assert len(rows) == 3
     training_rows, turns = re.search(r"(\d+) rows, (\d+) turns", rows[0]).groups()
     assert training_rows == (turns if context == "window" else "32")
     assert (out / "report.md").exists() and (out / "learning_curve.png").exists()
@@ -77,7 +77,7 @@ def test_environments_with_data_train(env, request, tmp_path):
 def test_goes_on_from_a_checkpoint(warm_starts, tmp_path):
     """Asynchronous, with an EMA of the weights and clustering workers: iterations 3 and 4 follow 1 and 2."""
     out = tmp_path / "run"
-    small = {"ITERATIONS": "2", "CLONE_STEPS": "60", "EPISODES": "80", "WARM_START": str(warm_starts / "rooms")}
+    small = {"ITERATIONS": "2", "CLONE_STEPS": "60", "EPISODES": "80", "WARM_START": str(warm_starts / "rooms_short")}
     more = ("rooms", "window", "async", "--train.enable_ema", "--bipace.cluster_workers", "2")
     first = run("train_cpu.sh", *more, OUT=str(out), **small)
     assert first.returncode == 0, first.stdout[-6000:]
