@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
-TIMEOUT = datetime.timedelta(seconds=120)
+TIMEOUT = datetime.timedelta(minutes=10)  # on a loaded machine an engine takes minutes to start
 
 
 class GlooCommunicator:
