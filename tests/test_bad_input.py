@@ -76,6 +76,7 @@ def test_kl_in_the_reward(refusal):
         ("vllm.sync_backend", "nccl"),
         ("ds.attn_implementation", "flash_attention_2"),
         ("ds.packing_samples", None),
+        ("train.enable_ema", None),
         ("bipace.epsilon", 3.0),
         ("bipace.shrink", -1.0),
     ],

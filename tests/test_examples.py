@@ -75,10 +75,10 @@ def test_environments_with_data_train(env, request, tmp_path):
 
 
 def test_goes_on_from_a_checkpoint(warm_starts, tmp_path):
-    """Asynchronous, with an EMA of the weights and clustering workers: iterations 3 and 4 follow 1 and 2."""
+    """Asynchronous, with clustering workers: iterations 3 and 4 follow 1 and 2."""
     out = tmp_path / "run"
     small = {"ITERATIONS": "2", "CLONE_STEPS": "60", "EPISODES": "80", "WARM_START": str(warm_starts / "rooms_short")}
-    more = ("rooms", "window", "async", "--train.enable_ema", "--bipace.cluster_workers", "2")
+    more = ("rooms", "window", "async", "--bipace.cluster_workers", "2")
     first = run("train_cpu.sh", *more, OUT=str(out), **small)
     assert first.returncode == 0, first.stdout[-6000:]
     second = run("train_cpu.sh", *more, "--train.num_episodes", "2", OUT=str(out), RESUME="1", **small)

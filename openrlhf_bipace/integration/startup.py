@@ -134,6 +134,8 @@ def _check_cpu(args: Any) -> None:
     for flag in ("ds.packing_samples", "train.dynamic_batch_enable"):  # the second switches the first on
         if getattr(args, flag):
             raise ValueError(f"--{flag}: got True, allowed without CUDA: False (packing needs flash attention)")
+    if getattr(args, "train.enable_ema"):
+        raise ValueError("--train.enable_ema: got True, allowed without CUDA: False (OpenRLHF averages on the GPU)")
     ranks = getattr(args, "actor.num_nodes") * getattr(args, "actor.num_gpus_per_node")
     if getattr(args, "ds.zero_stage") == 3 and ranks > 1:
         raise ValueError(
