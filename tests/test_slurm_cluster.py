@@ -193,7 +193,7 @@ def test_a_worker_that_dies_ends_the_job(cluster, folder):
     (raylet,) = [
         p
         for p in psutil.process_iter(["name", "cmdline"])
-        if p.name() == "raylet" and temporary in " ".join(p.cmdline())
+        if p.info["name"] == "raylet" and temporary in " ".join(p.info["cmdline"] or [])  # None: a zombie
     ]
     raylet.kill()
     ended = cluster.wait(job, 120)
