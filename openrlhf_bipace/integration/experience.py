@@ -78,11 +78,12 @@ class StepExperienceMaker(RemoteExperienceMaker):
         owners, rows = self._rows()
         items, seconds = self._score(owners, rows)
         start = time.perf_counter()
-        self.credit = self.pipeline.run(self.trajectories, self._vectors())
+        phi = self._vectors()
+        self.credit = self.pipeline.run(self.trajectories, phi)
         if self.reads_hidden:
             logger.info(f"clustering: {self.credit.clustering}")
         if self.reads_hidden and self.config.dump_hidden:
-            for source, vector in zip(self.credit.sources, self._vectors(), strict=True):
+            for source, vector in zip(self.credit.sources, phi, strict=True):
                 self.credit.columns[source]["hidden"] = vector.tolist()
         experiences = self._distribute(owners, rows, items)
         self.credit.metrics |= seconds
