@@ -97,10 +97,11 @@ def test_advantages_sit_on_their_turns_tokens_and_nowhere_else(group):
     """C1. Column t predicts token t + 1: a turn with tokens s .. e - 1 owns columns s - 1 .. e - 2."""
     items, credit = credited(group, gamma=1.0, episode_mode="mean")
     assert credit.sources == [(0, 0), (0, 1), (1, 0)]
-    # Episode: scores 0.8 and 0 around 0.4. Step: turn 0 has returns 0.8 and 0, turn 1 is a singleton.
-    assert credit.values.tolist() == pytest.approx([0.8, 0.4, -0.8])
-    assert items[0].advantages.tolist() == pytest.approx([0, 0, 0.8, 0.8, 0, 0.4, 0.4, 0.4])
-    assert items[1].advantages.tolist() == pytest.approx([0, 0, -0.8])
+    # Episode: scores 0.8 (two turns) and 0 (one) around 1.6 / 3. Step: turn 0 has returns 0.8 and 0, turn 1 is alone.
+    first, second, third = 0.8 - 1.6 / 3 + 0.4, 0.8 - 1.6 / 3, -1.6 / 3 - 0.4
+    assert credit.values.tolist() == pytest.approx([first, second, third])
+    assert items[0].advantages.tolist() == pytest.approx([0, 0, first, first, 0, second, second, second])
+    assert items[1].advantages.tolist() == pytest.approx([0, 0, third])
     for item in items:
         assert ((item.advantages != 0) <= item.action_mask.bool()).all()
 
