@@ -7,6 +7,7 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -59,15 +60,15 @@ def test_demonstrations_are_rendered_as_the_trainer_will_see_them(tiny):
     """The ids the clone learns on equal those of AgentLoop driven by a policy that says the same commands."""
     task = warmstart.default_tasks("rooms", "train")[3]
     script = warmstart.SETTINGS["rooms"].demonstrator(task, random.Random(1))[:10]
-    shown = warmstart.demonstrate("rooms", tiny.tokenizer, [task], [script], seed=5)[0]
+    config = AgentConfig(env="rooms", template="terse", max_turns=16)
+    shown = warmstart.demonstrate(config, tiny.tokenizer, [task], [script], seed=5)[0]
 
     async def generate(context, max_tokens, turn):
         text = f"<action>{script[turn]}</action>"
         ids = tiny.tokenizer(text, add_special_tokens=False)["input_ids"]
         return Generation([*ids, tiny.tokenizer.eos_token_id], "stop")
 
-    config = AgentConfig(env="rooms", template="terse", max_turns=len(script))
-    loop = AgentLoop(config, tiny.tokenizer, 4096)
+    loop = AgentLoop(replace(config, max_turns=len(script)), tiny.tokenizer, 4096)
     visit_seed = random.Random(5).getrandbits(31)
     played = asyncio.run(loop.run(task, "0", 0, generate, visit_seed))
     assert rows_of(shown) == rows_of(played)

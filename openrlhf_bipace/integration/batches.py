@@ -19,7 +19,7 @@ from openrlhf_bipace.advantages.pipeline import Credit
 from openrlhf_bipace.integration.planned import PLAN, Place
 from openrlhf_bipace.records import Trajectory
 from openrlhf_bipace.rollout.plan import PADDING, MicroBatch, micro_batches
-from openrlhf_bipace.rollout.rows import Row
+from openrlhf_bipace.rollout.rows import Row, locate
 
 
 def row_item(trajectory: Trajectory, row: Row) -> Experience:
@@ -127,15 +127,7 @@ def write_advantages(
         items: one experience per row. owners: each row's trajectory. step_of_row: each row's optimizer step.
         loss_agg: what weighs the same, see `advantages.loss_weights`.
     """
-    place = {
-        (owners[i], step): (i, span)
-        for i, row in enumerate(rows)
-        for step, span in zip(row.steps, row.spans, strict=True)
-    }
-    turns = [place[source] for source in credit.sources]
-    row = torch.tensor([i for i, _ in turns], dtype=torch.long)
-    start = torch.tensor([span[0] for _, span in turns], dtype=torch.long)
-    end = torch.tensor([span[1] for _, span in turns], dtype=torch.long)
+    row, start, end = map(torch.tensor, locate(rows, owners, credit.sources))
     owner = torch.tensor(owners)[row]
     weights = advantages.loss_weights(loss_agg, torch.tensor(step_of_row)[row], owner, end - start)
     longest = max(len(r.tokens) for r in rows)

@@ -11,7 +11,7 @@ import asyncio
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from openrlhf_bipace.rollout.rows import Row, rows_of
 
 STEPS = 900  # of cloning, for `rooms`: about a minute on two cores
 WARM_UP = 40  # steps over which the learning rates rise
+IDLE_WORDS = ("so", "then", "now", "here", "well", "next", "maybe", "right")  # reasoning that moves no return
 POOL = 16  # batches drawn at a time and sorted by length, to pad little
 
 
@@ -44,23 +45,26 @@ class WarmStart:
 
 
 def demonstrate(
-    env: str,
+    agent: AgentConfig,
     tokenizer: Any,
     tasks: Sequence[dict[str, Any]],
     scripts: Sequence[list[str]],
+    *,
+    thoughts: int = 0,
     seed: int = 0,
-    data: str = "",
 ) -> list[Trajectory]:
-    """Play `scripts`, one list of commands per task, through `AgentLoop` (template terse, full context)."""
+    """Play `scripts`, one list of commands per task, through `AgentLoop`; `thoughts` as in `clone`."""
     loops = {
-        length: AgentLoop(AgentConfig(env=env, data=data, template="terse", max_turns=length), tokenizer, 1 << 30)
+        length: AgentLoop(replace(agent, max_turns=length), tokenizer, 1 << 30)
         for length in {len(script) for script in scripts}
     }
     rng = random.Random(seed)
 
     async def play() -> list[Trajectory]:
         return [
-            await loops[len(script)].run(task, str(i), 0, _recite(script, tokenizer), rng.getrandbits(31))
+            await loops[len(script)].run(
+                task, str(i), 0, _recite(script, tokenizer, thoughts, rng), rng.getrandbits(31)
+            )
             for i, (task, script) in enumerate(zip(tasks, scripts, strict=True))
         ]
 
@@ -71,14 +75,20 @@ def demonstrate(
     return trajectories
 
 
-def _recite(script: list[str], tokenizer: Any) -> Generate:
-    """A policy that says `script`'s commands one after the other."""
+def _recite(script: list[str], tokenizer: Any, thoughts: int, rng: random.Random) -> Generate:
+    """A policy that says `script`'s commands one after the other, each behind its own idle words."""
 
     async def generate(context: list[int], max_tokens: int, turn: int) -> Generation:
-        ids = tokenizer(f"<action>{script[turn]}</action>", add_special_tokens=False)["input_ids"]
+        text = f"{idle_thought(thoughts, rng)}<action>{script[turn]}</action>"
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         return Generation([*ids, tokenizer.eos_token_id], "stop")
 
     return generate
+
+
+def idle_thought(words: int, rng: random.Random) -> str:
+    """A ``<think>`` block of `words` words that say nothing, drawn uniformly from `IDLE_WORDS`; "" for none."""
+    return f"<think> {' '.join(rng.choices(IDLE_WORDS, k=words))} </think>" if words else ""
 
 
 def batches(rows: Sequence[Row], size: int, rng: random.Random) -> Iterator[list[Row]]:
@@ -111,7 +121,9 @@ def clone(
     env: str = "rooms",
     *,
     data: str = "",
+    agent: AgentConfig | None = None,
     tasks: Sequence[dict[str, Any]] | None = None,
+    thoughts: int = 0,
     episodes: int = 2000,
     steps: int = STEPS,
     batch_size: int = 8,
@@ -124,9 +136,12 @@ def clone(
     Args:
         env: a key of `SETTINGS`.
         data: folder with the environment's data, where it needs one.
+        agent: how turns become prompts; by default template terse and the whole conversation. Its turn limit is not
+            read.
         tasks: what the demonstrations play, over and over; by default every "train" task of the environment's setting.
+        thoughts: idle words of reasoning before every command (`idle_thought`).
         episodes: demonstrations to play.
-        steps: of gradient descent, `batch_size` conversations each.
+        steps: of gradient descent, `batch_size` training rows each.
         seed: of the demonstrations, the wordings, the weights and the batches.
         architecture: arguments of `tiny.build_model` in place of the setting's.
         progress: show a bar.
@@ -139,12 +154,14 @@ def clone(
     rng = random.Random(seed)
     demonstrator = partial(setting.demonstrator, data=data) if data else setting.demonstrator
     texts = tiny.corpus(env, tasks=tasks, demonstrate=lambda task: demonstrator(task, rng), data=data)
+    texts += [f"{idle_thought(thoughts, rng)}<action>" for _ in range(100)] if thoughts else []
     tasks = tasks or default_tasks(env, "train", data)
     tokenizer = tiny.build_tokenizer(texts)
     model = tiny.build_model(tokenizer, seed=seed, **(architecture or setting.architecture))
     played = [tasks[k % len(tasks)] for k in range(episodes)]
     scripts = [demonstrator(task, rng)[: setting.max_turns] for task in played]
-    trajectories = demonstrate(env, tokenizer, played, scripts, seed, data)
+    agent = agent or AgentConfig(env=env, data=data, template="terse")
+    trajectories = demonstrate(agent, tokenizer, played, scripts, thoughts=thoughts, seed=seed)
     rows = [row for trajectory in trajectories for row in rows_of(trajectory)]
     losses = fit(model, rows, steps=steps, batch_size=batch_size, seed=seed, progress=progress)
     return WarmStart(model, tokenizer, sum(t.success for t in trajectories) / len(trajectories), losses)

@@ -6,6 +6,7 @@ window context one per turn.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from openrlhf_bipace.records import Trajectory
@@ -40,6 +41,24 @@ def rows_of(trajectory: Trajectory) -> list[Row]:
         if row.logprobs is not None:
             row.logprobs += [0.0] * len(step.prompt_ids) + step.logprobs
     return rows
+
+
+def locate(
+    rows: Sequence[Row], owners: Sequence[int], sources: Sequence[tuple[int, int]]
+) -> tuple[list[int], list[int], list[int]]:
+    """Where each turn's response lies: its row, first token and end (exclusive), one entry per source.
+
+    Args:
+        rows, owners: training rows and the trajectory of each.
+        sources: (trajectory, index in its steps) of each turn.
+    """
+    place = {
+        (owners[i], step): (i, *span)
+        for i, row in enumerate(rows)
+        for step, span in zip(row.steps, row.spans, strict=True)
+    }
+    row, start, end = zip(*(place[source] for source in sources), strict=True)
+    return list(row), list(start), list(end)
 
 
 def hidden_positions(row: Row, trajectory: Trajectory, position: str) -> list[int]:

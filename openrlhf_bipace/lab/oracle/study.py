@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import csv
-import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from openrlhf_bipace.lab.oracle.size import QUICK, Size
+from openrlhf_bipace.lab.parallel import pool
 
 if TYPE_CHECKING:
     from openrlhf_bipace.lab.oracle.setting import Result
@@ -69,22 +67,6 @@ def compute(size: Size, seed: int, workers: int, *, with_models: bool = True) ->
     return [result for results in found for result in results]
 
 
-@contextmanager
-def pool(workers: int) -> Iterator[Callable[[Callable[[Any], T], Sequence[Any], str], list[T]]]:
-    """A ``map(function, items, what)`` with a progress bar, over `workers` processes (1: in this one)."""
-    from tqdm import tqdm
-
-    _one_thread()
-    if workers == 1:
-        yield lambda function, items, what: [function(item) for item in tqdm(items, desc=f"   {what}")]
-        return
-    context = multiprocessing.get_context("spawn")  # a forked torch may hang
-    with ProcessPoolExecutor(workers, context, _one_thread) as executor:
-        yield lambda function, items, what: list(
-            tqdm(executor.map(function, items), desc=f"   {what}", total=len(items))
-        )
-
-
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     """Rows of equal or unequal columns, in order of first appearance."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -96,9 +78,3 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def _call(function: Callable[[], T]) -> T:
     return function()
-
-
-def _one_thread() -> None:
-    import torch
-
-    torch.set_num_threads(1)
