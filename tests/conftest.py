@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,36 @@ def warm(tmp_path_factory) -> Path:
     start = warmstart.clone("rooms", episodes=200, steps=60, progress=False)
     tiny.save(start.model, start.tokenizer, folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def train_ranks():
+    """Runs the optimizer steps of prepared batches on DeepSpeed ranks: see `_train_ranks`."""
+    return _train_ranks
+
+
+def _train_ranks(folder: Path, batches, stage: int = 2, entropy_coef: float = 0.01) -> list[dict]:
+    """Run one real DeepSpeed process per rank on the model in `folder`; what each wrote."""
+    import torch
+
+    torch.save(batches, folder / "batches.pt")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    worker = Path(__file__).with_name("ranks_worker.py")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(worker), *map(str, (rank, len(batches), port, stage, folder, entropy_coef))],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(len(batches))
+    ]
+    for process in ranks:
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, output[-4000:]
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(len(batches))]
 
 
 def base_flags(model: Path, train: Path, out: Path) -> dict[str, object]:

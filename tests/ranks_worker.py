@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-rank, world, port, stage, folder = *map(int, sys.argv[1:5]), Path(sys.argv[5])
+rank, world, port, stage, folder, entropy_coef = *map(int, sys.argv[1:5]), Path(sys.argv[5]), float(sys.argv[6])
 os.environ |= {
     "RANK": str(rank),
     "LOCAL_RANK": "0",
@@ -42,7 +42,7 @@ args = NAMES(
         loss_agg_mode="token-mean",
         policy_loss_type="ppo",
         aux_loss_coef=0,
-        entropy_coef=0.01,
+        entropy_coef=entropy_coef,
     ),
     algo=NAMES(
         kl=NAMES(use_loss=True, init_coef=0.1, estimator="k3", unbiased_gradient=False),

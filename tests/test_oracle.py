@@ -22,6 +22,7 @@ from openrlhf_bipace.lab.oracle.measures import Measure
 from openrlhf_bipace.lab.oracle.sample import Rows, Sampler
 from openrlhf_bipace.lab.oracle.size import QUICK
 from openrlhf_bipace.lab.oracle.world import ACTION, FREE, PLAN, World, tabular
+from openrlhf_bipace.lab.provenance import commit
 
 HORIZON = 9
 
@@ -360,7 +361,7 @@ def test_the_study_writes_every_table_and_figure(written):
             assert float(row["mse"]) == 0 and float(row["step_corr"]) == 1
     assert len(changes) == len(arms.choice_arms()) * 2  # base, and the model where the action starts
     page = (written / "oracle.md").read_text()
-    assert "seed 3, 6 resamples" in page and f"commit {tables.commit()}" in page
+    assert "seed 3, 6 resamples" in page and f"commit {commit()}" in page
     assert all((written / name).stat().st_size > 10_000 for name in figures.NAMES)
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -110,28 +107,6 @@ def plain_gradients(model, items, steps):
     return out
 
 
-def train(folder: Path, batches, stage: int = 2) -> list[dict]:
-    """Run one real DeepSpeed process per rank; what each wrote."""
-    torch.save(batches, folder / "batches.pt")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    worker = Path(__file__).with_name("ranks_worker.py")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(worker), str(rank), str(len(batches)), str(port), str(stage), str(folder)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(len(batches))
-    ]
-    for process in ranks:
-        output, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, output[-4000:]
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(len(batches))]
-
-
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory) -> Path:
     from openrlhf_bipace.lab import tiny
@@ -155,12 +130,12 @@ def fresh_model(folder: Path):
     ("ranks", "stage", "limits"),
     [(1, 2, {"size": 8}), (2, 2, {"size": 8}), (4, 2, {"size": 3}), (2, 2, {"max_tokens": 60}), (1, 3, {"size": 8})],
 )
-def test_gradients_equal_the_unpadded_ones(model_folder, ranks, stage, limits):
+def test_gradients_equal_the_unpadded_ones(train_ranks, model_folder, ranks, stage, limits):
     model = fresh_model(model_folder)
     items, steps = items_of(trajectories(window=True), model)
     assert len(items) == 36 and len(steps) == 2
     expected = plain_gradients(model, items, steps)
-    written = train(model_folder, planned(items, steps, ranks, **limits), stage)
+    written = train_ranks(model_folder, planned(items, steps, ranks, **limits), stage)
     for one in written:
         assert len(one["gradients"]) == len(steps)  # every rank takes the same optimizer steps
         for got, wanted in zip(one["gradients"], expected, strict=True):

@@ -13,6 +13,7 @@ STUDIES: dict[str, tuple[str, str]] = {
         "openrlhf_bipace.lab.clustering_study",
         "What would clustering cost, up to 10^8 steps?",
     ),
+    "compare": ("openrlhf_bipace.lab.compare.study", "Which estimator learns faster, and how sure is that?"),
     "scaling": ("openrlhf_bipace.launch.scaling", "node counts x batch sizes x estimators on a SLURM cluster"),
     "seeds": ("openrlhf_bipace.launch.seeds", "seeds x estimators as job arrays on a SLURM cluster"),
 }

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from openrlhf_bipace.config import AgentConfig
 from openrlhf_bipace.data import write_tasks
 from openrlhf_bipace.lab import tiny
-from openrlhf_bipace.lab.settings import SETTINGS, default_tasks
+from openrlhf_bipace.lab.settings import SETTINGS, Demonstrator, default_tasks
 from openrlhf_bipace.records import Trajectory
 from openrlhf_bipace.rollout.agent import AgentLoop, Generate, Generation
 from openrlhf_bipace.rollout.rows import Row, rows_of
@@ -123,6 +123,7 @@ def clone(
     data: str = "",
     agent: AgentConfig | None = None,
     tasks: Sequence[dict[str, Any]] | None = None,
+    demonstrator: Demonstrator | None = None,
     thoughts: int = 0,
     episodes: int = 2000,
     steps: int = STEPS,
@@ -139,6 +140,7 @@ def clone(
         agent: how turns become prompts; by default template terse and the whole conversation. Its turn limit is not
             read.
         tasks: what the demonstrations play, over and over; by default every "train" task of the environment's setting.
+        demonstrator: who plays; by default the setting's.
         thoughts: idle words of reasoning before every command (`idle_thought`).
         episodes: demonstrations to play.
         steps: of gradient descent, `batch_size` training rows each.
@@ -152,7 +154,8 @@ def clone(
         raise ValueError(f"env: got {env!r}, allowed: {', '.join(SETTINGS)} (a line in SETTINGS adds one)")
     setting = SETTINGS[env]
     rng = random.Random(seed)
-    demonstrator = partial(setting.demonstrator, data=data) if data else setting.demonstrator
+    demonstrator = demonstrator or setting.demonstrator
+    demonstrator = partial(demonstrator, data=data) if data else demonstrator
     texts = tiny.corpus(env, tasks=tasks, demonstrate=lambda task: demonstrator(task, rng), data=data)
     texts += [f"{idle_thought(thoughts, rng)}<action>" for _ in range(100)] if thoughts else []
     tasks = tasks or default_tasks(env, "train", data)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from openrlhf_bipace.lab.oracle.size import QUICK, Size
 from openrlhf_bipace.lab.parallel import pool
+from openrlhf_bipace.lab.provenance import commit
 
 if TYPE_CHECKING:
     from openrlhf_bipace.lab.oracle.setting import Result
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> None:
     for flag, low in (("resamples", 3), ("tasks", 2), ("workers", 1)):
         if getattr(args, flag) < low:
             raise ValueError(f"--{flag}: got {getattr(args, flag)}, allowed: {low} or more")
-    source = tables.commit()  # before it may change: the study takes minutes
+    source = commit()  # before it may change: the study takes minutes
     size = QUICK if args.quick else Size(args.tasks, args.tasks // 2, args.resamples)
     results = compute(size, args.seed, args.workers, with_models=not args.no_models)
     write(args.out, results, tables.markdown(results, size, args.seed, source))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from openrlhf_bipace.lab.oracle import arms
@@ -96,20 +94,6 @@ def markdown(results: Sequence[Result], size: Size, seed: int, source: str) -> s
     parts += ["## `--bipace.epsilon auto`\n\nEvery resample calibrated on its own, as the first iteration of a run.",
               _auto(results)]  # fmt: skip
     return "\n\n".join(parts) + "\n"
-
-
-def commit() -> str:
-    """The commit of this source tree, marked where files differ from it; "unknown" outside a checkout."""
-    folder = Path(__file__).parent
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/openrlhf_bipace")
-        return git("rev-parse", "--short=12", "HEAD") + (" with local changes" if changed else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 def find(results: Iterable[Result], name: dict[str, Any], one: Arm) -> Result | None:

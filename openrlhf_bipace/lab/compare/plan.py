@@ -1,0 +1,60 @@
+"""Which runs the study consists of, and the questions it asks: written before the runs (docs/compare.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from openrlhf_bipace.lab.compare.arms import ARMS
+from openrlhf_bipace.lab.compare.runs import Job
+
+SEEDS, FEW = 15, 6  # paired seeds: of the arms that the questions are about, of the rest
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Is arm `a` better than arm `b` in the area under the learning curve?"""
+
+    text: str
+    setting: str
+    a: str
+    b: str
+
+
+REASONING, ACTION, CRAFT = "rooms_reasoning", "rooms_action", "textcraft"
+STEP = ("one_v", "gigpo", "bigpo", "bipace_q")
+QUESTIONS = [
+    *(Question("Does a step term beat GRPO?", s, a, "grpo") for s in (REASONING, ACTION) for a in STEP),
+    *(
+        Question("Does clustering beat one part per group?", s, a, "one_v")
+        for s in (REASONING, ACTION)
+        for a in STEP[2:]
+    ),
+    *(Question("Does Q beat V?", s, "bipace_q", "bigpo") for s in (REASONING, ACTION)),
+    Question("Does `action_start` beat `prompt_end`?", REASONING, "bipace_q", "bipace_q_prompt_end"),
+]
+# (engine, setting) -> seeds of each arm
+SIZES: dict[tuple[str, str], dict[str, int]] = {
+    ("lab", REASONING): {a: SEEDS if a in ("grpo", *STEP, "bipace_q_prompt_end") else FEW for a in ARMS},
+    ("lab", ACTION): {a: SEEDS if a in ("grpo", *STEP) else FEW for a in ARMS},
+    ("full", REASONING): dict.fromkeys(("grpo", *STEP), 5),
+    ("full", CRAFT): dict.fromkeys(("grpo", "gigpo", "bipace_q"), 3),
+}
+
+
+def jobs(
+    work: str, engine: str, settings: Sequence[str], arms: Sequence[str], seeds: int, changes: tuple = ()
+) -> list[Job]:
+    """The planned runs of `engine`, seed after seed so that an unfinished study is balanced.
+
+    `settings` and `arms` choose among the planned ones (empty: all); `seeds` replaces their number (0: as planned);
+    `changes` are those of `Job`.
+    """
+    out = []
+    for (planned, setting), sizes in SIZES.items():
+        if planned != engine or (settings and setting not in settings):
+            continue
+        wanted = {arm: seeds or count for arm, count in sizes.items() if not arms or arm in arms}
+        for seed in range(max(wanted.values(), default=0)):
+            out += [Job(work, setting, engine, arm, seed, changes) for arm, count in wanted.items() if seed < count]
+    return out

@@ -1,0 +1,98 @@
+"""What is trained on: the environment, the warm start's recipe, the budgets. Both engines read the same `Setting`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from openrlhf_bipace import envs
+from openrlhf_bipace.config import AgentConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One learning problem. In context window a turn reads the task and the present observation only."""
+
+    env: str
+    options: dict[str, Any]  # of `TextEnv.tasks`
+    thoughts: int  # idle words of reasoning before every command
+    max_turns: int
+    max_turn_tokens: int
+    demonstrator: dict[str, float]  # options of the environment's demonstrator, so that its clone solves 20 to 30 %
+    iterations: int
+    lr: float
+    bipace: dict[str, Any] = field(default_factory=dict)  # `BipaceConfig` fields that every arm shares
+    tasks: int = 4  # prompts per iteration
+    samples: int = 8  # rollouts per prompt
+    eval_every: int = 5  # iterations
+    eval_samples: int = 1  # rollouts per held-out task
+    eval_tasks: int = 64
+    clone_tasks: int = 0  # demonstrate only so many of the training tasks (0: all)
+    context: str = "window"
+    episodes: int = 1500  # demonstrations
+    clone_steps: int = 900
+    batch_size: int = 48  # turns per step of cloning
+
+    @property
+    def agent(self) -> AgentConfig:
+        """How episodes are played."""
+        return AgentConfig(
+            env=self.env,
+            template="terse",
+            context=self.context,
+            history=0,
+            max_turns=self.max_turns,
+            max_turn_tokens=self.max_turn_tokens,
+        )
+
+    def split(self, name: str) -> list[dict[str, Any]]:
+        """The tasks of a split, in the setting's variant."""
+        return envs.env_class(self.env).tasks(name, **self.options)
+
+
+ROOMS = {"hub": True, "wordings": 2}  # every move passes the hall; 2 x 2 x 2 texts per state
+
+SETTINGS = {
+    # free reasoning tokens before the action: one action key covers many token sequences
+    "rooms_reasoning": Setting(
+        env="rooms",
+        options=ROOMS,
+        thoughts=4,
+        max_turns=16,
+        max_turn_tokens=16,
+        demonstrator={"p_flawed": 0.9},
+        iterations=30,
+        lr=1e-3,
+        bipace={"layer": -2, "position": "action_start", "epsilon": 0.03, "w": 10.0},
+    ),
+    "rooms_action": Setting(
+        env="rooms",
+        options=ROOMS,
+        thoughts=0,
+        max_turns=16,
+        max_turn_tokens=8,
+        demonstrator={"p_flawed": 0.9},
+        iterations=30,
+        lr=1e-3,
+        bipace={"layer": -2, "position": "action_start", "epsilon": 0.03, "w": 10.0},
+    ),
+    "textcraft": Setting(
+        env="textcraft",
+        options={"depth": (1, 2), "distractors": 2},
+        thoughts=0,
+        max_turns=8,
+        max_turn_tokens=32,
+        demonstrator={"p_skip": 0.15},
+        iterations=20,
+        lr=2e-3,
+        bipace={"layer": -2, "position": "action_start", "epsilon": 0.03, "w": 10.0},
+        context="full",
+        batch_size=8,
+    ),
+}
+
+# changes that make any setting tiny, to show that everything runs
+QUICK = {
+    "iterations": 2, "eval_every": 1, "eval_tasks": 4, "tasks": 2, "samples": 3, "max_turns": 4, "clone_steps": 20,
+    "episodes": 40,
+}  # fmt: skip
