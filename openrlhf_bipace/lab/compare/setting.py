@@ -63,7 +63,7 @@ SETTINGS = {
         demonstrator={"p_flawed": 0.9},
         iterations=30,
         lr=1e-3,
-        bipace={"layer": -2, "position": "action_start", "epsilon": 0.03, "w": 10.0},
+        bipace={"layer": -2, "position": "action_start", "epsilon": 0.02, "w": 10.0},
     ),
     "rooms_action": Setting(
         env="rooms",
@@ -74,7 +74,7 @@ SETTINGS = {
         demonstrator={"p_flawed": 0.9},
         iterations=30,
         lr=1e-3,
-        bipace={"layer": -2, "position": "action_start", "epsilon": 0.03, "w": 10.0},
+        bipace={"layer": -2, "position": "action_start", "epsilon": 0.02, "w": 10.0},
     ),
     "textcraft": Setting(
         env="textcraft",
@@ -85,7 +85,7 @@ SETTINGS = {
         demonstrator={"p_skip": 0.15},
         iterations=20,
         lr=2e-3,
-        bipace={"layer": -2, "position": "action_start", "epsilon": 0.03, "w": 10.0},
+        bipace={"layer": -2, "position": "action_start", "epsilon": 0.02, "w": 10.0},
         context="full",
         batch_size=8,
     ),
