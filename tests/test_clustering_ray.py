@@ -47,6 +47,15 @@ def scattered(pool, phi: torch.Tensor, group: np.ndarray, batch: int = 50):
     return RemoteHidden(pool, *locate(batches, said, owners, [1] * len(group), padding=-1))
 
 
+def test_vectors_of_two_lengths_are_refused(ray):
+    from openrlhf_bipace.integration.cluster_worker import Gatherer
+
+    gatherer = Gatherer([ray.put(np.ones((2, d), np.float32)) for d in (3, 3, 5)], np.array([[0, 1], [1, 0], [2, 0]]))
+    assert gatherer[torch.tensor([0, 1])].shape == (2, 3)
+    with pytest.raises(ValueError, match=r"got vectors of \[3, 5\] dimensions"):
+        gatherer[torch.tensor([1, 2])]
+
+
 def leaders(found) -> list[int]:
     return found.leader[found.labels].tolist()
 

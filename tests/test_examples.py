@@ -63,7 +63,7 @@ def test_environments_with_data_train(env, request, tmp_path):
     """Three iterations each: finite losses, no failed episode, real states."""
     data, out = request.getfixturevalue(f"{env}_data"), tmp_path / env
     steps = "80" if env == "alfworld" else "20"  # WebShop's pages are long
-    done = run(f"train_{env}_cpu.sh", DATA=str(data), OUT=str(out), CLONE_STEPS=steps, EPISODES="40")
+    done = run("train_data_cpu.sh", env, DATA=str(data), OUT=str(out), CLONE_STEPS=steps, EPISODES="40")
     assert done.returncode == 0, done.stdout[-6000:]
     lines = metrics(out)
     assert [line["step"] for line in lines] == [1, 2, 3]

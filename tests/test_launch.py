@@ -382,7 +382,7 @@ def test_a_dry_run_refuses_what_cannot_fit(shapes, data_of, tmp_path):
 
 TOO_LARGE = """
 import ray
-from openrlhf_bipace.integration.cluster import require_gpus
+from openrlhf_bipace.integration.readiness import require_gpus
 ray.init(num_cpus=4, num_gpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
 require_gpus(2, 10)
 holder = ray.util.placement_group([{"GPU": 1, "CPU": 1}])

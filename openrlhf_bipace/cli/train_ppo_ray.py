@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from openrlhf_bipace.config import AgentConfig, BipaceConfig, LaunchConfig, add_flags, from_args
-from openrlhf_bipace.integration import cluster, cpu, host
+from openrlhf_bipace.integration import cpu, host, readiness
 from openrlhf_bipace.launch.placement import Layout
 from openrlhf_bipace.runs import STOPPED, StopRequested
 
@@ -148,8 +148,8 @@ def _connect(args: Any, launch: LaunchConfig, without_cuda: bool) -> None:
     if without_cuda:
         cpu.start_ray(layout.gpus)
     else:
-        cluster.connect()
-    cluster.require_gpus(layout.gpus, launch.deadline)
+        readiness.connect()
+    readiness.require_gpus(layout.gpus, launch.deadline)
 
 
 def main() -> None:

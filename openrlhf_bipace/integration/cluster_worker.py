@@ -65,6 +65,11 @@ class Gatherer:
         where = self.where[index.numpy()]
         objects, slot = np.unique(where[:, 0], return_inverse=True)
         parts = self.parts(objects.tolist())
+        widths = sorted({part.shape[1] for part in parts})
+        if len(widths) > 1:
+            raise ValueError(
+                f"hidden states: got vectors of {widths} dimensions, expected as many in every micro-batch"
+            )
         first = np.cumsum([0, *(len(part) for part in parts[:-1])])
         return torch.cat(parts)[torch.from_numpy(first[slot] + where[:, 1])]
 

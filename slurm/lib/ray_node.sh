@@ -83,7 +83,7 @@ driver_main() { # NODES COMMAND...: wait until Ray counts every node and GPU, th
     shift
     export RAY_ADDRESS="$HEAD_ADDRESS:$HEAD_PORT"
     local gpus=$((nodes * $(node_gpus)))
-    "${BIPACE_PYTHON:-python}" -m openrlhf_bipace.integration.cluster --nodes "$nodes" --gpus "$gpus" \
+    "${BIPACE_PYTHON:-python}" -m openrlhf_bipace.integration.readiness --nodes "$nodes" --gpus "$gpus" \
         --deadline "${BIPACE_NODES_DEADLINE:-300}" || exit $?
     touch "$ATTEMPT/ready"
     exec "$@"

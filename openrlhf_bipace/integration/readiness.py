@@ -1,6 +1,6 @@
 """What we ask of a Ray cluster before training: that it is complete, and that it can hold what was asked.
 
-``python -m openrlhf_bipace.integration.cluster --nodes 2 --gpus 16 --deadline 300`` waits for RAY_ADDRESS's cluster.
+``python -m openrlhf_bipace.integration.readiness --nodes 2 --gpus 16 --deadline 300`` waits for RAY_ADDRESS's cluster.
 """
 
 from __future__ import annotations

@@ -1,25 +1,35 @@
 #!/usr/bin/env bash
-# ALFWorld's games through the real trainer on any machine: a tiny model, at least 3 iterations.
-# DATA (required) is a folder with the games of ALFWorld (`bipace-data list` says more), OUT (default
-# runs/alfworld_cpu) the run folder, ITERATIONS (default 3) how long to train, PYTHON the interpreter.
-# Further arguments go to the trainer.
+# ALFWorld's games or WebShop's products through the real trainer on any machine, with a tiny model:
+#
+#   DATA=FOLDER train_data_cpu.sh alfworld|webshop [trainer flags]
+#
+# DATA is the folder with the environment's files (`bipace-data list` says more), OUT (default runs/<environment>_cpu)
+# the run folder, ITERATIONS (default 3) how long to train, PYTHON the interpreter.
 set -euo pipefail
-DATA=$(realpath "${DATA:?a folder with the games of ALFWorld, see bipace-data list}")
+ENV=${1:?alfworld or webshop}
+shift
+DATA=$(realpath "${DATA:?a folder with the files of $ENV, see bipace-data list}")
 cd "$(dirname "$0")/../.."
-OUT=${OUT:-runs/alfworld_cpu}
+case $ENV in # the warm start's size, tokens of a conversation, turns, tokens of a response
+    alfworld) CLONE=(150 200) LENGTH=1024 TURNS=12 RESPONSE=32 ;;
+    webshop) CLONE=(80 60) LENGTH=3072 TURNS=6 RESPONSE=64 ;;
+    *) echo "train_data_cpu.sh: got $ENV, allowed: alfworld | webshop" >&2 && exit 2 ;;
+esac
+OUT=${OUT:-runs/${ENV}_cpu}
 ITERATIONS=${ITERATIONS:-3}
 PYTHON=${PYTHON:-.venv/bin/python}
 
 # 1. A tiny Qwen2 that clones known solutions with every tenth command forgotten, and the tasks: 8 of the split train.
 if [[ ! -d $OUT/warm_start ]]; then
-    "$PYTHON" -m openrlhf_bipace.lab.warmstart --env alfworld --data "$DATA" --tasks 8 --out "$OUT/warm_start" \
-        --tasks-out "$OUT" --train-tasks $((4 * ITERATIONS)) --steps "${CLONE_STEPS:-150}" --episodes "${EPISODES:-200}"
+    "$PYTHON" -m openrlhf_bipace.lab.warmstart --env "$ENV" --data "$DATA" --tasks 8 --out "$OUT/warm_start" \
+        --tasks-out "$OUT" --train-tasks $((4 * ITERATIONS)) --steps "${CLONE_STEPS:-${CLONE[0]}}" \
+        --episodes "${EPISODES:-${CLONE[1]}}"
 fi
 
 # 2. Train it.
 MODEL=(
     --actor.model_name_or_path "$OUT/warm_start"
-    --data.max_len 1024
+    --data.max_len "$LENGTH"
     --vllm.num_engines 1
     --vllm.enable_prefix_caching
 )
@@ -42,11 +52,11 @@ LEARNING=(
     --actor.lr_warmup_ratio 0
 )
 AGENT=(
-    --agent.env alfworld
+    --agent.env "$ENV"
     --agent.data "$DATA"
     --agent.template terse
-    --agent.max_turns 12
-    --agent.max_turn_tokens 32
+    --agent.max_turns "$TURNS"
+    --agent.max_turn_tokens "$RESPONSE"
     --agent.env_workers 4
     --agent.seed_requests
 )
