@@ -42,9 +42,13 @@ def draw(curves: Sequence[Curve], folder: Path) -> None:
 
 
 def _curves(figure: Figure, panels: Sequence[Sequence[Curve]]) -> None:
-    figure.set_size_inches(4.6 * len(panels), 4.2)
-    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for ax, own in zip(axes, panels, strict=True):
+    columns = min(len(panels), 2)
+    rows = -(-len(panels) // columns)
+    figure.set_size_inches(4.6 * columns, 3.8 * rows)
+    axes = figure.subplots(rows, columns, sharey=True, squeeze=False).flat
+    for ax in axes[len(panels) :]:
+        ax.remove()
+    for ax, own in zip(axes, panels, strict=False):
         for arm, colour in COLOURS.items():
             runs = [c for c in own if c.arm == arm]
             if not runs:
@@ -55,7 +59,7 @@ def _curves(figure: Figure, panels: Sequence[Sequence[Curve]]) -> None:
             ax.fill_between(x, [b.low for b in bands], [b.high for b in bands], color=colour, alpha=0.12, linewidth=0)
         ax.set(title=_title(own), xlabel="iteration", ylim=(0, 1))
         ax.legend(loc="lower right")
-    axes[0].set_ylabel("held-out success, mean over seeds, 95 % interval")
+    figure.supylabel("held-out success, mean over seeds, 95 % interval", fontsize=9)
 
 
 def _differences(figure: Figure, panels: Sequence[Sequence[Curve]]) -> None:
@@ -76,4 +80,4 @@ def _differences(figure: Figure, panels: Sequence[Sequence[Curve]]) -> None:
 
 
 def _title(own: Sequence[Curve]) -> str:
-    return f"{own[0].setting}, {own[0].engine}"
+    return f"{own[0].setting}, engine {own[0].engine}"

@@ -25,13 +25,10 @@ REASONING, ACTION, CRAFT = "rooms_reasoning", "rooms_action", "textcraft"
 STEP = ("one_v", "gigpo", "bigpo", "bipace_q")
 QUESTIONS = [
     *(Question("Does a step term beat GRPO?", s, a, "grpo") for s in (REASONING, ACTION) for a in STEP),
-    *(
-        Question("Does clustering beat one part per group?", s, a, "one_v")
-        for s in (REASONING, ACTION)
-        for a in STEP[2:]
-    ),
+    *(Question("Does clustering beat one part?", s, a, "one_v") for s in (REASONING, ACTION) for a in STEP[2:]),
     *(Question("Does Q beat V?", s, "bipace_q", "bigpo") for s in (REASONING, ACTION)),
     Question("Does `action_start` beat `prompt_end`?", REASONING, "bipace_q", "bipace_q_prompt_end"),
+    *(Question("Does a step term beat GRPO?", CRAFT, a, "grpo") for a in ("gigpo", "bipace_q")),
 ]
 # (engine, setting) -> seeds of each arm
 SIZES: dict[tuple[str, str], dict[str, int]] = {

@@ -2,7 +2,7 @@
 
 Intervals are percentile bootstraps (`scipy.stats.bootstrap`), stratified by warm start: seeds are resampled within
 each warm start, so an interval says how the result would vary over training seeds from these warm starts, not over
-warm starts.
+warm starts. Where a warm start has a single seed, seeds are resampled across warm starts instead.
 """
 
 from __future__ import annotations
@@ -88,9 +88,12 @@ def sign_flip_p(a: Scores, b: Scores) -> float:
 
 
 def _parts(scores: Scores, strata: Callable[[int], int]) -> list[np.ndarray]:
+    """Scores by warm start; in one part where a warm start has a single seed, and so none to resample."""
     groups: dict[int, list[float]] = {}
     for seed in sorted(scores):
         groups.setdefault(strata(seed), []).append(scores[seed])
+    if any(len(group) < 2 for group in groups.values()):
+        groups = {0: [scores[seed] for seed in sorted(scores)]}
     return [np.array(groups[key]) for key in sorted(groups)]
 
 
@@ -101,7 +104,7 @@ def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
 def _bootstrap(parts: list[np.ndarray], statistic: Callable[[Sequence[np.ndarray]], np.ndarray]) -> Interval:
     value = float(statistic(parts))
     if any(len(part) < 2 for part in parts):
-        return Interval(value, np.nan, np.nan)  # nothing to resample within a warm start
+        return Interval(value, np.nan, np.nan)  # nothing to resample
     if all(np.ptp(part) == 0 for part in parts):
         return Interval(value, value, value)
     found = stats.bootstrap(
