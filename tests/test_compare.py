@@ -209,6 +209,17 @@ def test_a_small_study_runs_and_goes_on_where_it_was(tmp_path, capsys):
     assert [c.lines for c in collect.read(tmp_path / "out" / collect.FILE)] == [c.lines for c in curves]
 
 
+@pytest.mark.stack
+def test_a_small_study_through_the_full_stack(tmp_path):
+    """The same files from bipace-train: a held-out score per evaluation, and the first one is the warm start's."""
+    words = ["compare", "--quick", "--engine", "full", "--settings", plan.REASONING, "--arms", "bipace_q"]
+    command.main([*words, "--seeds", "1", "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out")])
+    (curve,) = collect.read(tmp_path / "out" / collect.FILE)
+    assert (curve.engine, curve.arm, [i for i, _ in curve.held_out]) == ("full", "bipace_q", [0, 1, 2])
+    assert all(0 <= y <= 1 for _, y in curve.held_out) and "train" in curve.lines[-1]
+    assert 0 < curve.lines[-1]["bipace/purity"] <= 1 and curve.lines[-1]["health/entropy"] > 0
+
+
 def test_bad_flags_are_named(tmp_path, capsys):
     for words, wanted in (
         (["--workers", "0"], "--workers: got 0"),
