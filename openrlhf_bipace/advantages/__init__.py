@@ -21,6 +21,7 @@ from openrlhf_bipace.advantages.gigpo import state_baseline
 from openrlhf_bipace.advantages.grouping import PARTITIONS
 from openrlhf_bipace.advantages.grpo import episode_advantage
 from openrlhf_bipace.advantages.hgpo import hgpo
+from openrlhf_bipace.advantages.hierarchy import eb_baseline, nested_baseline
 from openrlhf_bipace.advantages.returns import discounted_returns, from_trajectories
 from openrlhf_bipace.advantages.segments import Parts
 from openrlhf_bipace.advantages.tokens import loss_weights, to_tokens, write
@@ -51,6 +52,8 @@ BASELINES: dict[str, Callable[[StepBatch, Parts, BipaceConfig], tuple[torch.Tens
     "v": state_baseline,
     "q": q_baseline,
     "diff": diff_baseline,
+    "eb": eb_baseline,
+    "nested": nested_baseline,
 }
 ALIASES = {
     "gigpo": "observation_v",
@@ -59,7 +62,10 @@ ALIASES = {
     "bigpo": "hidden_v",
     "bipace_q": "hidden_q",
     "bipace_diff": "hidden_diff",
+    "bipace_eb": "hidden_eb",
+    "bipace_hgpo": "hidden_nested",
 }
+ANCHORED = ("eb", "nested")  # baselines that compare a part with its group: there --bipace.step_std is the group's
 SPECIAL: dict[str, Callable[[StepBatch, BipaceConfig], StepPart] | None] = {
     "grpo": None,  # the episode part alone
     "hgpo": hgpo,
@@ -131,10 +137,13 @@ def _step_part(name: str, steps: StepBatch, config: BipaceConfig) -> StepPart | 
     if not partition:
         special = SPECIAL[name]
         return special(steps, config) if special else None
-    baseline = ALIASES.get(name, name).removeprefix(f"{partition}_")
     parts = Parts.of(steps.ret, *PARTITIONS[partition](steps, config))
+    baseline = ALIASES.get(name, name).removeprefix(f"{partition}_")
     value, branch = BASELINES[baseline](steps, parts, config)
-    return StepPart(parts.over_std(value) if config.step_std else value, branch, parts)
+    if config.step_std:
+        spread = Parts.of(steps.ret, *steps.within(config.scope)) if baseline in ANCHORED else parts
+        value = spread.over_std(value)
+    return StepPart(value, branch, parts)
 
 
 def _partition_of(name: str) -> str:

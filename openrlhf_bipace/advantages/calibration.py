@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from openrlhf_bipace.advantages.batch import StepBatch
-from openrlhf_bipace.advantages.segments import Parts, add, pair, sizes
+from openrlhf_bipace.advantages.segments import Parts, elsewhere, pair
 from openrlhf_bipace.clustering import Clusters, cluster
 from openrlhf_bipace.config import BipaceConfig
 
@@ -98,24 +98,14 @@ def leave_one_out_r2(cluster: torch.Tensor, steps: StepBatch, scope: str = "grou
     """
     part, parts = pair(steps.within(scope)[0], cluster)
     x = Parts.of(steps.ret, steps.group, steps.groups).x  # only differences matter, and equal returns become zeros
-    m, others = _elsewhere(x, steps.row, steps.group, steps.groups)
+    m, others = elsewhere(x, steps.row, steps.group, steps.groups)
     m = m / others.clamp(min=1)
-    total, mates = _elsewhere(x, steps.row, part, parts)
+    total, mates = elsewhere(x, steps.row, part, parts)
     guess = (total + m) / (mates + 1)
     counted = others > 0
     base = float(((x - m)[counted] ** 2).sum())
     error = float(((x - guess)[counted] ** 2).sum())
     return 1.0 - error / base if base > 0 else 0.0
-
-
-def _elsewhere(
-    x: torch.Tensor, row: torch.Tensor, part: torch.Tensor, count: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """([N], [N]) sum of `x` and number of rows in each row's part that belong to other trajectories than its `row`."""
-    own, owns = pair(part, row)
-    total = add(x, part, count)[part] - add(x, own, owns)[own]
-    rows = sizes(part, count)[part] - sizes(own, owns)[own]
-    return total, rows
 
 
 def _giant_share(found: Clusters, steps: StepBatch, scope: str) -> float:
