@@ -436,7 +436,8 @@ def test_aliases_are_the_pairings():
 def test_state_only():
     pairs = {"bipace_q": "bigpo", "bipace_diff": "bigpo", "pace_q": "gigpo", "one_q": "one_v", "hidden_v": "bigpo"}
     assert {name: advantages.state_only(name) for name in pairs} == pairs
-    assert advantages.state_only("grpo") == "grpo" and advantages.state_only("hgpo") == "hgpo"
+    for name in ("grpo", "hgpo", "bipace_eb", "bipace_hgpo", "one_nested"):
+        assert advantages.state_only(name) == name
 
 
 def test_refused_at_start_up():

@@ -9,7 +9,10 @@ import torch
 from openrlhf_bipace import advantages
 from openrlhf_bipace.advantages import Branch, StepBatch
 from openrlhf_bipace.advantages.hierarchy import MOST, noise_ratio
+from openrlhf_bipace.advantages.pipeline import CreditPipeline
+from openrlhf_bipace.clustering import cluster
 from openrlhf_bipace.config import BipaceConfig
+from openrlhf_bipace.records import StepRecord, Trajectory
 
 BOTH = ("bipace_hgpo", "bipace_eb")
 
@@ -182,3 +185,57 @@ def test_an_action_that_tells_nothing_is_shrunk_more():
     share = 4 / 9 + 5 / 9 * 4 / 9  # k = 5, four members, at the action and at the history that adds nothing to it
     assert eb[:4] == pytest.approx([share * (9 / 4 - 26 / 9)] * 4)
     assert eb[8] == pytest.approx((1 / 6 + 5 / 6 * 1 / 6) * (8 - 26 / 9))
+
+
+# Through the pipeline --------------------------------------------------------------------------------------------
+
+
+class Elsewhere:
+    """Vectors that stay where they are: only labels come back."""
+
+    def __init__(self, phi: torch.Tensor) -> None:
+        self.phi = phi
+
+    def __len__(self) -> int:
+        return len(self.phi)
+
+    def cluster(self, group_ids, epsilon, **options):
+        return cluster(self.phi, group_ids, epsilon, **options)
+
+
+def rollouts() -> tuple[list[Trajectory], torch.Tensor]:
+    """Eight rollouts whose hidden states tell the room; the room decides the return, the action a part of it."""
+    gen, out, phi = torch.Generator().manual_seed(1), [], []
+    for sample in range(8):
+        steps = []
+        for turn in range(3):
+            action = "left" if (sample + turn) % 2 else "right"
+            reward = 10.0 * turn + 2.0 * (action == "left")
+            steps.append(StepRecord(turn, f"room {turn}", [1], [2], turn == 0, "", action, True, reward, "stop"))
+            phi.append(torch.eye(8)[turn] + 0.05 * torch.randn(8, generator=gen))
+        out.append(Trajectory("g", sample, {}, steps))
+    return out, torch.stack(phi)
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("epsilon", [0.1, "auto"])
+def test_the_pipeline_needs_labels_alone(name, epsilon):
+    trajectories, phi = rollouts()
+    config = BipaceConfig(epsilon=epsilon, gamma=0.0)
+    near, far = (CreditPipeline(name, config).run(trajectories, given) for given in (phi, Elsewhere(phi)))
+    assert torch.equal(near.values, far.values) and near.warnings == []
+    step = {source: columns["advantage_step"] for source, columns in near.columns.items()}
+    for turn in range(3):
+        left, right = ([v for (i, t), v in step.items() if t == turn and (i + t) % 2 == odd] for odd in (1, 0))
+        assert min(left) > max(right) + 0.5
+
+
+@pytest.mark.parametrize(("name", "used"), [("bipace_hgpo", "bipace_hgpo"), ("bipace_q", "bigpo")])
+def test_a_refused_calibration_replaces_only_what_it_would_harm(name, used):
+    trajectories, phi = rollouts()
+    credit = CreditPipeline(name, BipaceConfig(epsilon="auto", gamma=0.0, min_r2=0.999)).run(trajectories, phi)
+    steps = advantages.from_trajectories(trajectories, BipaceConfig(gamma=0.0))
+    steps.cluster = credit.calibration.clusters.labels
+    expected = advantages.estimate(used, steps, BipaceConfig(gamma=0.0)).total
+    assert torch.equal(credit.values, expected)
+    assert any(text.endswith(f"carry no state; this iteration uses {used}") for text in credit.warnings)

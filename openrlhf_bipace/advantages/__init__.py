@@ -65,7 +65,7 @@ ALIASES = {
     "bipace_eb": "hidden_eb",
     "bipace_hgpo": "hidden_nested",
 }
-ANCHORED = ("eb", "nested")  # baselines that compare a part with its group: there --bipace.step_std is the group's
+ANCHORED = ("eb", "nested")  # baselines that compare a part with its group too, and so need no good clusters
 SPECIAL: dict[str, Callable[[StepBatch, BipaceConfig], StepPart] | None] = {
     "grpo": None,  # the episode part alone
     "hgpo": hgpo,
@@ -90,11 +90,14 @@ def needs_hidden(name: str) -> bool:
 def state_only(name: str) -> str:
     """The estimator with the same partition and the state baseline: what a refused epsilon calibration falls back to.
 
-    Example: "bipace_q" -> "bigpo". Estimators without an action comparison are returned as they are.
+    Example: "bipace_q" -> "bigpo". Estimators without an action comparison are returned as they are, and so are those
+    of `ANCHORED`, which shrink by themselves what bad clusters say.
     """
     partition = _partition_of(name)
     plain = f"{partition}_v"
-    return name if not partition else next((a for a, full in ALIASES.items() if full == plain), plain)
+    if not partition or _baseline_of(name) in ANCHORED:
+        return name
+    return next((a for a, full in ALIASES.items() if full == plain), plain)
 
 
 def check(name: str, config: BipaceConfig) -> None:
@@ -138,9 +141,9 @@ def _step_part(name: str, steps: StepBatch, config: BipaceConfig) -> StepPart | 
         special = SPECIAL[name]
         return special(steps, config) if special else None
     parts = Parts.of(steps.ret, *PARTITIONS[partition](steps, config))
-    baseline = ALIASES.get(name, name).removeprefix(f"{partition}_")
+    baseline = _baseline_of(name)
     value, branch = BASELINES[baseline](steps, parts, config)
-    if config.step_std:
+    if config.step_std:  # of an anchored baseline in units of its group: a part of one has a value there, but no std
         spread = Parts.of(steps.ret, *steps.within(config.scope)) if baseline in ANCHORED else parts
         value = spread.over_std(value)
     return StepPart(value, branch, parts)
@@ -151,3 +154,8 @@ def _partition_of(name: str) -> str:
     if not is_ours(name):
         raise ValueError(f"advantage estimator: got {name!r}, allowed: {' | '.join(names())}")
     return "" if name in SPECIAL else ALIASES.get(name, name).rpartition("_")[0]
+
+
+def _baseline_of(name: str) -> str:
+    """Key in `BASELINES` of a pairing's name."""
+    return ALIASES.get(name, name).rpartition("_")[2]

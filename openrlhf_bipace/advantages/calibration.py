@@ -23,7 +23,7 @@ GRID = (0.0001, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5)
 
 @dataclass(slots=True)
 class Calibration:
-    """What the scan found. `refused`: the geometry carries no state, use the `_v` estimator in this iteration."""
+    """What the scan found. `refused`: the geometry carries no state, use `advantages.state_only` in this iteration."""
 
     epsilon: float  # the smallest with the best R^2
     r2: float  # its R^2
@@ -47,7 +47,7 @@ class Calibration:
             return ""
         return (
             f"--bipace.epsilon auto: the best leave-one-out R^2 is {self.r2:.4f} (epsilon {self.epsilon:g}), under "
-            "--bipace.min_r2: the hidden states carry no state, so this iteration uses the state baseline instead of Q"
+            "--bipace.min_r2: the hidden states carry no state"
         )
 
 

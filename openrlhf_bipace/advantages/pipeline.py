@@ -74,8 +74,8 @@ class CreditPipeline:
         metrics |= result.diagnostics
         sources = list(zip(steps.source_trajectory.tolist(), steps.source_step.tolist(), strict=True))
         complaints = warnings(metrics)
-        if calibration is not None and calibration.warning():
-            complaints.append(calibration.warning())
+        if calibration is not None and calibration.refused:
+            complaints.append(f"{calibration.warning()}; this iteration uses {estimator}")
         columns = _columns(sources, steps, result)
         return Credit(sources, result.total, columns, metrics, complaints, calibration, figures)
 
