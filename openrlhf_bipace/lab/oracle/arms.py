@@ -164,7 +164,8 @@ class Panel:
     def _pipeline(self, one: Arm, config: BipaceConfig, sample: Sample) -> tuple[np.ndarray, np.ndarray]:
         pipeline = CreditPipeline(one.estimator, config)
         credit = pipeline.run(sample.trajectories, sample.phi)
-        self.calibrated.setdefault(one, []).append(pipeline.epsilon)
+        scan = credit.calibration
+        self.calibrated.setdefault(one, []).append(None if scan.refused else scan.epsilon)
         self.described.setdefault(one, []).append(credit.metrics)
         step = [credit.columns[source]["advantage_step"] for source in credit.sources]
         return np.array(step), credit.values.numpy()
