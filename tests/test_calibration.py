@@ -166,6 +166,27 @@ def test_a_choice_settles_after_enough_trajectories():
     assert found.refused and not found.settled and found.evidence.trajectories > 120
 
 
+def tells_nothing(seed: int) -> tuple[torch.Tensor, StepBatch]:
+    """4 groups of 8 trajectories of 3 turns that succeed by luck; vectors without meaning."""
+    gen, row = torch.Generator().manual_seed(seed), torch.arange(96)
+    ret = (torch.rand(32, generator=gen) < 0.3).double()[row // 3] * 0.95 ** (2 - row % 3)
+    return torch.randn(96, 6, generator=gen), StepBatch(row // 24, row // 3 % 8, row % 3, ret, ret, row % 3, row % 3)
+
+
+def test_a_geometry_that_tells_nothing_is_not_kept():
+    """Ten runs of eight iterations: asked one by one, most of them once say yes to noise; pooled, none keeps it."""
+    once = kept = 0
+    for run in range(10):
+        found, yes = None, False
+        for i in range(8):
+            phi, steps = tells_nothing(100 * run + i)
+            yes |= not calibrate(phi, steps, AUTO, grid=[0.05, 0.1, 0.2, 0.4]).refused
+            found = calibrate(phi, steps, AUTO, grid=[0.05, 0.1, 0.2, 0.4], before=found.evidence if found else None)
+            kept += found.settled
+        once += yes
+    assert once >= 7 and kept == 0
+
+
 def test_evidence_of_another_grid_is_refused():
     phi, steps = healthy()
     before = calibrate(phi, steps, AUTO, grid=[0.1, 0.2]).evidence

@@ -177,6 +177,14 @@ def test_without_noise_eb_is_the_cluster_s_own_q():
     torch.testing.assert_close(torch.tensor(step_of("bipace_eb", steps), dtype=torch.float64), expected)
 
 
+def test_the_measured_constants_are_logged():
+    steps = batch([0.0, 2.0, 6.0, 8.0], [0, 0, 1, 1], "xxxx")
+    logged = advantages.estimate("bipace_eb", steps, BipaceConfig()).diagnostics
+    assert logged["bipace/k_part"] == pytest.approx(4 / 34)
+    assert logged["bipace/k_action"] == logged["bipace/k_history"] == MOST  # one action, so nothing tells
+    assert "bipace/k_part" not in advantages.estimate("bipace_hgpo", steps, BipaceConfig()).diagnostics
+
+
 def test_an_action_that_tells_nothing_is_shrunk_more():
     """x and y returned the same mean, with noise: k rises to its bound, and Q - V stays nearer to 0."""
     ret = [9.0, 0.0, 0.0, 0.0, 9.0, 0.0, 0.0, 0.0, 8.0]

@@ -21,7 +21,7 @@ from openrlhf_bipace.advantages.gigpo import state_baseline
 from openrlhf_bipace.advantages.grouping import PARTITIONS
 from openrlhf_bipace.advantages.grpo import episode_advantage
 from openrlhf_bipace.advantages.hgpo import hgpo
-from openrlhf_bipace.advantages.hierarchy import eb_baseline, nested_baseline
+from openrlhf_bipace.advantages.hierarchy import constants, eb_baseline, nested_baseline
 from openrlhf_bipace.advantages.returns import discounted_returns, from_trajectories
 from openrlhf_bipace.advantages.segments import Parts
 from openrlhf_bipace.advantages.tokens import loss_weights, to_tokens, write
@@ -132,6 +132,8 @@ def estimate(name: str, steps: StepBatch, config: BipaceConfig, *, diagnostics: 
     described = diagnose(steps, step, total, config.scope) if diagnostics else {}
     if _partition_of(name) == "one":
         described.pop("bipace/giant_share", None)  # 1 by design
+    if diagnostics and step is not None and _baseline_of(name) == "eb":
+        described |= constants(steps, step.parts, config)
     return StepAdvantages(episode, value, total, branch, described)
 
 

@@ -38,9 +38,13 @@ def nested_baseline(steps: StepBatch, parts: Parts, config: BipaceConfig) -> tup
 def eb_baseline(steps: StepBatch, parts: Parts, config: BipaceConfig) -> tuple[torch.Tensor, torch.Tensor]:
     """Q - V with each level's k measured on the whole batch -> ([N] float64, [N] int8 Branch)."""
     levels = _levels(steps, parts, config)
-    x = Parts.of(steps.ret, *levels[0]).x
-    measured = [noise_ratio(x, upper, lower, steps.row) for upper, lower in pairwise(levels)]
-    return _advantage(steps, levels, measured), _branch(levels)
+    return _advantage(steps, levels, _measure(steps, levels)), _branch(levels)
+
+
+def constants(steps: StepBatch, parts: Parts, config: BipaceConfig) -> dict[str, float]:
+    """The k that `eb_baseline` measures, by the level they shrink, for the iteration's log."""
+    measured = _measure(steps, _levels(steps, parts, config))
+    return dict(zip(("bipace/k_part", "bipace/k_action", "bipace/k_history"), measured, strict=True))
 
 
 def noise_ratio(x: torch.Tensor, upper: Labels, lower: Labels, row: torch.Tensor) -> float:
@@ -63,6 +67,11 @@ def noise_ratio(x: torch.Tensor, upper: Labels, lower: Labels, row: torch.Tensor
     within, across = (float(a[both].sum() / n[both].sum()) for a, n in ((near, nears), (far, fars)))
     between = across - within
     return min(within / between, MOST) if between > NOTHING * float(x.square().mean()) else MOST
+
+
+def _measure(steps: StepBatch, levels: Sequence[Labels]) -> list[float]:
+    x = Parts.of(steps.ret, *levels[0]).x
+    return [noise_ratio(x, upper, lower, steps.row) for upper, lower in pairwise(levels)]
 
 
 def _levels(steps: StepBatch, parts: Parts, config: BipaceConfig) -> list[Labels]:
