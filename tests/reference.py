@@ -19,6 +19,8 @@ PAIRINGS = {
     "bigpo": ("hidden", "v"),
     "bipace_q": ("hidden", "q"),
     "bipace_diff": ("hidden", "diff"),
+    "bipace_eb": ("hidden", "eb"),
+    "bipace_hgpo": ("hidden", "nested"),
 }
 
 
@@ -178,6 +180,61 @@ def hgpo(rows, config):
     return value, ["NONE" if w else "SINGLETON" for w in weight]
 
 
+def levels(rows, partition):
+    """Of each row: its group, part, action in the part, and that action after the same action."""
+    before = [None] * len(rows)
+    for indices in members(rows, lambda r: (r["group"], r["trajectory"])).values():
+        indices.sort(key=lambda i: rows[i]["turn"])
+        for i, j in zip(indices[:-1], indices[1:], strict=True):
+            before[j] = rows[i]["action"]
+    part = [None] * len(rows)
+    for key, indices in parts_of(rows, partition).items():
+        for i in indices:
+            part[i] = key
+    return [
+        (r["group"], (r["group"], p), (r["group"], p, r["action"]), (r["group"], p, r["action"], b))
+        for r, p, b in zip(rows, part, before, strict=True)
+    ]
+
+
+def noise_ratio(rows, upper, lower, ret):
+    """Half the mean square difference inside a lower label, over what crossing lower labels adds to it."""
+    near, far = [], []
+    for i, a in enumerate(rows):
+        mine, others = [], []
+        for j, b in enumerate(rows):
+            if (a["group"], a["trajectory"]) != (b["group"], b["trajectory"]) and upper[i] == upper[j]:
+                (mine if lower[i] == lower[j] else others).append((ret[i] - ret[j]) ** 2)
+        if mine and others:
+            near += mine
+            far += others
+    between = mean(far) - mean(near) if near else 0.0
+    return min(5.0, mean(near) / between) if between > 1e-9 else 5.0
+
+
+def hierarchy(rows, partition, baseline, config):
+    level = levels(rows, partition)
+    ret = [r["ret"] for r in rows]
+    for indices in members(rows, lambda r: r["group"]).values():
+        if flat([ret[i] for i in indices]):
+            for i in indices:
+                ret[i] = 0.0
+    k = [2.0] * 3
+    if baseline == "eb":
+        k = [noise_ratio(rows, [lv[j] for lv in level], [lv[j + 1] for lv in level], ret) for j in range(3)]
+    out, branch = [], []
+    for mine in level:
+        same = [[r for r, other in zip(ret, level, strict=True) if other[j] == mine[j]] for j in range(4)]
+        guess = [mean(same[0])]
+        for j in (1, 2, 3):
+            n = len(same[j])
+            guess.append((k[j - 1] * guess[-1] + n * mean(same[j])) / (k[j - 1] + n))
+        scale = std(same[0]) + EPS if config.step_std and any(same[0]) else 1.0
+        out.append((guess[3] - guess[1]) / scale)
+        branch.append("SINGLETON" if len(same[1]) == 1 else "FALLBACK" if len(same[2]) == 1 else "PACE")
+    return out, branch
+
+
 def estimate(name, rows, config):
     """(episode, step, total, branch names), lists of [N]."""
     ep = episode(rows, config)
@@ -187,7 +244,8 @@ def estimate(name, rows, config):
         step, branch = hgpo(rows, config)
     else:
         partition, baseline = PAIRINGS[name] if name in PAIRINGS else name.rsplit("_", 1)
-        step, branch = step_part(rows, partition, baseline, config)
+        steps = hierarchy if baseline in ("eb", "nested") else step_part
+        step, branch = steps(rows, partition, baseline, config)
     return ep, step, [e + config.w * s for e, s in zip(ep, step, strict=True)], branch
 
 

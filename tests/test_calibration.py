@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import runpy
@@ -13,7 +14,9 @@ import torch
 
 from openrlhf_bipace import advantages
 from openrlhf_bipace.advantages import StepBatch, calibrate, leave_one_out_r2
+from openrlhf_bipace.advantages.pipeline import CreditPipeline
 from openrlhf_bipace.config import BipaceConfig
+from openrlhf_bipace.records import StepRecord, Trajectory
 
 R = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("reference.py"))))
 AUTO = BipaceConfig(epsilon="auto")
@@ -131,3 +134,98 @@ def test_bad_input():
         calibrate(phi, steps, AUTO)
     empty = calibrate(torch.zeros(0, 4), batch([], []), AUTO)
     assert empty.refused and empty.giant_share == 0
+
+
+# Pooled over iterations ------------------------------------------------------------------------------------------
+
+
+def test_the_second_scan_starts_from_the_first_by_hand():
+    """Clusters by state, R^2 0.75 (as above); then the same vectors with the returns crossed, R^2 1 - 56.25 / 25."""
+    phi = torch.eye(2)[[0, 1, 0, 1]]
+    first = calibrate(phi, batch([0.0, 10.0, 0.0, 10.0], [0, 0, 1, 1]), AUTO, grid=[0.1])
+    assert (first.evidence.trajectories, first.evidence.base, first.evidence.errors) == (2, 100, [25])
+    second = calibrate(phi, batch([0.0, 10.0, 10.0, 0.0], [0, 0, 1, 1]), AUTO, grid=[0.1], before=first.evidence)
+    assert second.evidence.trajectories == pytest.approx(0.9 * 2 + 2)
+    assert second.evidence.base == pytest.approx(0.9 * 100 + 100)
+    assert second.evidence.errors == pytest.approx([0.9 * 25 + 225])
+    assert second.r2 == pytest.approx(1 - 247.5 / 190) and second.curve == [(0.1, second.r2)] and second.refused
+    assert first.evidence.errors == [25]  # untouched
+
+
+def test_a_choice_settles_after_enough_trajectories():
+    phi, steps = healthy()  # 32 trajectories: 32, 60.8, 86.7, 110.0, 131.0
+    found, counts = None, []
+    for _ in range(5):
+        found = calibrate(phi, steps, AUTO, before=found.evidence if found else None)
+        counts.append(found.settled)
+    assert counts == [False] * 4 + [True]
+    phi, steps = healthy(collapsed=True)
+    found = None
+    for _ in range(6):
+        found = calibrate(phi, steps, AUTO, before=found.evidence if found else None)
+    assert found.refused and not found.settled and found.evidence.trajectories > 120
+
+
+def tells_nothing(seed: int) -> tuple[torch.Tensor, StepBatch]:
+    """4 groups of 8 trajectories of 3 turns that succeed by luck; vectors without meaning."""
+    gen, row = torch.Generator().manual_seed(seed), torch.arange(96)
+    ret = (torch.rand(32, generator=gen) < 0.3).double()[row // 3] * 0.95 ** (2 - row % 3)
+    return torch.randn(96, 6, generator=gen), StepBatch(row // 24, row // 3 % 8, row % 3, ret, ret, row % 3, row % 3)
+
+
+def test_a_geometry_that_tells_nothing_is_not_kept():
+    """Ten runs of eight iterations: asked one by one, most of them once say yes to noise; pooled, none keeps it."""
+    once = kept = 0
+    for run in range(10):
+        found, yes = None, False
+        for i in range(8):
+            phi, steps = tells_nothing(100 * run + i)
+            yes |= not calibrate(phi, steps, AUTO, grid=[0.05, 0.1, 0.2, 0.4]).refused
+            found = calibrate(phi, steps, AUTO, grid=[0.05, 0.1, 0.2, 0.4], before=found.evidence if found else None)
+            kept += found.settled
+        once += yes
+    assert once >= 7 and kept == 0
+
+
+def test_evidence_of_another_grid_is_refused():
+    phi, steps = healthy()
+    before = calibrate(phi, steps, AUTO, grid=[0.1, 0.2]).evidence
+    with pytest.raises(ValueError, match="grid: got 12 epsilons, expected the 2 of the iterations before"):
+        calibrate(phi, steps, AUTO, before=before)
+
+
+def rollouts(seed: int, groups: int = 4) -> tuple[list[Trajectory], torch.Tensor]:
+    """8 rollouts per group whose vectors tell the room and whose rewards come from it, with noise."""
+    gen, out, phi = torch.Generator().manual_seed(seed), [], []
+    for g in range(groups):
+        for sample in range(8):
+            steps = []
+            for turn in range(3):
+                reward = turn + float(torch.randn(1, generator=gen))
+                steps.append(StepRecord(turn, "", [1], [2], turn == 0, "", "go", True, reward, "stop"))
+                phi.append(torch.eye(8)[turn] + 0.05 * torch.randn(8, generator=gen))
+            out.append(Trajectory(f"g{g}", sample, {}, steps))
+    return out, torch.stack(phi)
+
+
+def test_a_restored_pipeline_goes_on_as_if_never_stopped():
+    """Stopped after every iteration, through JSON, as a checkpoint would; the fifth settles."""
+    config = BipaceConfig(epsilon="auto", gamma=0.0)
+    whole, stopped = CreditPipeline("bipace_q", config), CreditPipeline("bipace_q", config)
+    settled = []
+    for i in range(7):
+        trajectories, phi = rollouts(i)
+        one, other = whole.run(trajectories, phi), stopped.run(trajectories, phi)
+        assert torch.equal(one.values, other.values) and one.metrics["bipace/r2"] == other.metrics["bipace/r2"]
+        settled.append(whole.epsilon is not None)
+        state = json.loads(json.dumps(stopped.state()))
+        stopped = CreditPipeline("bipace_q", config)
+        stopped.restore(state)
+    assert settled == [False] * 4 + [True] * 3 and one.calibration is None
+    assert whole.state() == stopped.state()
+
+
+def test_a_fixed_epsilon_is_not_replaced_by_a_checkpoint_s():
+    pipeline = CreditPipeline("bipace_q", BipaceConfig(epsilon=0.2))
+    pipeline.restore({"epsilon": 0.05, "evidence": None})
+    assert pipeline.epsilon == 0.2

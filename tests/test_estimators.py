@@ -243,6 +243,9 @@ def test_parts_stay_inside_a_group(name):
     steps = batch(4, group=["a", "b", "a", "b"], ret=[0.0, 10.0, 2.0, 14.0], action_key=list("xxyy"))
     step = advantages.estimate(name, steps, BipaceConfig(step_std=False)).step
     scale = 1 if name.endswith("_v") or name in ("gigpo", "bigpo", "hgpo") else 2
+    k = 2 if name.endswith("_nested") or name == "bipace_hgpo" else 5 if name.endswith("_eb") else None
+    if k:
+        scale = 1 - (k / (1 + k)) ** 2  # of the deviation 1, at the action and then at its history
     assert step.tolist() == pytest.approx([-scale, -2 * scale, scale, 2 * scale])
 
 
@@ -410,12 +413,13 @@ def test_missing_columns_are_named():
 def test_names():
     assert {"grpo", "hgpo", "gigpo", "bigpo", "bipace_q", "bipace_diff", "pace_q", "pace_diff"} <= set(ALL)
     assert all(
-        f"{p}_{b}" in ALL for p in ("one", "ngram", "state", "hidden", "observation") for b in ("v", "q", "diff")
+        f"{p}_{b}" in ALL for p in ("one", "ngram", "state", "hidden", "observation") for b in advantages.BASELINES
     )
     assert len(set(ALL)) == len(ALL) and all(map(advantages.is_ours, ALL))
     assert not advantages.is_ours("reinforce_baseline")
     assert [n for n in ALL if advantages.needs_hidden(n)] == [
-        "bigpo", "bipace_q", "bipace_diff", "hidden_v", "hidden_q", "hidden_diff",
+        "bigpo", "bipace_q", "bipace_diff", "bipace_eb", "bipace_hgpo",
+        "hidden_v", "hidden_q", "hidden_diff", "hidden_eb", "hidden_nested",
     ]  # fmt: skip
     for call in (advantages.needs_hidden, advantages.state_only, lambda n: advantages.check(n, BipaceConfig())):
         with pytest.raises(ValueError, match=r"advantage estimator: got 'bipace', allowed: grpo \| hgpo \| gigpo"):
@@ -432,7 +436,8 @@ def test_aliases_are_the_pairings():
 def test_state_only():
     pairs = {"bipace_q": "bigpo", "bipace_diff": "bigpo", "pace_q": "gigpo", "one_q": "one_v", "hidden_v": "bigpo"}
     assert {name: advantages.state_only(name) for name in pairs} == pairs
-    assert advantages.state_only("grpo") == "grpo" and advantages.state_only("hgpo") == "hgpo"
+    for name in ("grpo", "hgpo", "bipace_eb", "bipace_hgpo", "one_nested"):
+        assert advantages.state_only(name) == name
 
 
 def test_refused_at_start_up():

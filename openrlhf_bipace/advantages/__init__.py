@@ -21,6 +21,7 @@ from openrlhf_bipace.advantages.gigpo import state_baseline
 from openrlhf_bipace.advantages.grouping import PARTITIONS
 from openrlhf_bipace.advantages.grpo import episode_advantage
 from openrlhf_bipace.advantages.hgpo import hgpo
+from openrlhf_bipace.advantages.hierarchy import constants, eb_baseline, nested_baseline
 from openrlhf_bipace.advantages.returns import discounted_returns, from_trajectories
 from openrlhf_bipace.advantages.segments import Parts
 from openrlhf_bipace.advantages.tokens import loss_weights, to_tokens, write
@@ -51,6 +52,8 @@ BASELINES: dict[str, Callable[[StepBatch, Parts, BipaceConfig], tuple[torch.Tens
     "v": state_baseline,
     "q": q_baseline,
     "diff": diff_baseline,
+    "eb": eb_baseline,
+    "nested": nested_baseline,
 }
 ALIASES = {
     "gigpo": "observation_v",
@@ -59,7 +62,10 @@ ALIASES = {
     "bigpo": "hidden_v",
     "bipace_q": "hidden_q",
     "bipace_diff": "hidden_diff",
+    "bipace_eb": "hidden_eb",
+    "bipace_hgpo": "hidden_nested",
 }
+ANCHORED = ("eb", "nested")  # baselines that compare a part with its group too, and so need no good clusters
 SPECIAL: dict[str, Callable[[StepBatch, BipaceConfig], StepPart] | None] = {
     "grpo": None,  # the episode part alone
     "hgpo": hgpo,
@@ -84,11 +90,14 @@ def needs_hidden(name: str) -> bool:
 def state_only(name: str) -> str:
     """The estimator with the same partition and the state baseline: what a refused epsilon calibration falls back to.
 
-    Example: "bipace_q" -> "bigpo". Estimators without an action comparison are returned as they are.
+    Example: "bipace_q" -> "bigpo". Estimators without an action comparison are returned as they are, and so are those
+    of `ANCHORED`, which shrink by themselves what bad clusters say.
     """
     partition = _partition_of(name)
     plain = f"{partition}_v"
-    return name if not partition else next((a for a, full in ALIASES.items() if full == plain), plain)
+    if not partition or _baseline_of(name) in ANCHORED:
+        return name
+    return next((a for a, full in ALIASES.items() if full == plain), plain)
 
 
 def check(name: str, config: BipaceConfig) -> None:
@@ -123,6 +132,8 @@ def estimate(name: str, steps: StepBatch, config: BipaceConfig, *, diagnostics: 
     described = diagnose(steps, step, total, config.scope) if diagnostics else {}
     if _partition_of(name) == "one":
         described.pop("bipace/giant_share", None)  # 1 by design
+    if diagnostics and step is not None and _baseline_of(name) == "eb":
+        described |= constants(steps, step.parts, config)
     return StepAdvantages(episode, value, total, branch, described)
 
 
@@ -131,10 +142,13 @@ def _step_part(name: str, steps: StepBatch, config: BipaceConfig) -> StepPart | 
     if not partition:
         special = SPECIAL[name]
         return special(steps, config) if special else None
-    baseline = ALIASES.get(name, name).removeprefix(f"{partition}_")
     parts = Parts.of(steps.ret, *PARTITIONS[partition](steps, config))
+    baseline = _baseline_of(name)
     value, branch = BASELINES[baseline](steps, parts, config)
-    return StepPart(parts.over_std(value) if config.step_std else value, branch, parts)
+    if config.step_std:  # of an anchored baseline in units of its group: a part of one has a value there, but no std
+        spread = Parts.of(steps.ret, *steps.within(config.scope)) if baseline in ANCHORED else parts
+        value = spread.over_std(value)
+    return StepPart(value, branch, parts)
 
 
 def _partition_of(name: str) -> str:
@@ -142,3 +156,8 @@ def _partition_of(name: str) -> str:
     if not is_ours(name):
         raise ValueError(f"advantage estimator: got {name!r}, allowed: {' | '.join(names())}")
     return "" if name in SPECIAL else ALIASES.get(name, name).rpartition("_")[0]
+
+
+def _baseline_of(name: str) -> str:
+    """Key in `BASELINES` of a pairing's name."""
+    return ALIASES.get(name, name).rpartition("_")[2]

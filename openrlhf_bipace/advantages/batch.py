@@ -23,7 +23,7 @@ class Branch(enum.IntEnum):
     NONE = 0  # no action comparison (state baselines, episode-only estimators)
     PACE = 1  # judged against peers by action
     FALLBACK = 2  # no peer that allows it: leave-one-out, or what --bipace.fallback says
-    SINGLETON = 3  # alone in its part: the step advantage is 0
+    SINGLETON = 3  # alone in its part: 0, or compared with its group (`hierarchy.py`)
 
 
 @dataclass(slots=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
 from openrlhf_bipace import advantages
-from openrlhf_bipace.advantages.calibration import Calibration, calibrate, cluster_steps, leave_one_out_r2
+from openrlhf_bipace.advantages.calibration import Calibration, Evidence, calibrate, cluster_steps, leave_one_out_r2
 from openrlhf_bipace.advantages.diagnostics import warnings
 from openrlhf_bipace.config import BipaceConfig
 from openrlhf_bipace.records import Trajectory
@@ -30,18 +30,28 @@ class Credit:
 
 
 class CreditPipeline:
-    """Applies one estimator to iteration after iteration and remembers the epsilon that `auto` settled on.
+    """Applies one estimator to iteration after iteration and remembers what `--bipace.epsilon auto` has seen.
 
     Args:
         estimator: a name of `advantages.names()`.
         config: every option of the estimator.
-        epsilon: the value an earlier part of the run settled on, for a resumed run with --bipace.epsilon auto.
     """
 
-    def __init__(self, estimator: str, config: BipaceConfig, epsilon: float | None = None) -> None:
+    def __init__(self, estimator: str, config: BipaceConfig) -> None:
         advantages.check(estimator, config)
         self.estimator, self.config = estimator, config
-        self.epsilon = epsilon if config.epsilon == "auto" else float(config.epsilon)
+        self.epsilon = None if config.epsilon == "auto" else float(config.epsilon)  # None: not settled yet
+        self.evidence: Evidence | None = None  # of the scans so far
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs to go on as if never stopped: plain numbers."""
+        return {"epsilon": self.epsilon, "evidence": asdict(self.evidence) if self.evidence else None}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """With --bipace.epsilon auto, take up what `state` of an earlier part of the run says."""
+        if self.config.epsilon == "auto":
+            self.epsilon = state.get("epsilon")
+            self.evidence = Evidence(**state["evidence"]) if state.get("evidence") else None
 
     def run(self, trajectories: Sequence[Trajectory], phi: Any = None) -> Credit:
         """Advantages of `trajectories`.
@@ -74,18 +84,19 @@ class CreditPipeline:
         metrics |= result.diagnostics
         sources = list(zip(steps.source_trajectory.tolist(), steps.source_step.tolist(), strict=True))
         complaints = warnings(metrics)
-        if calibration is not None and calibration.warning():
-            complaints.append(calibration.warning())
+        if calibration is not None and calibration.refused:
+            complaints.append(f"{calibration.warning()}; this iteration uses {estimator}")
         columns = _columns(sources, steps, result)
         return Credit(sources, result.total, columns, metrics, complaints, calibration, figures)
 
     def _cluster(self, steps: Any, phi: Any, metrics: dict[str, float]) -> tuple[Calibration | None, dict[str, Any]]:
         """Label the steps, after a scan for epsilon while it is open. Returns the scan and the clusterer's figures."""
         if self.epsilon is None:
-            calibration = calibrate(phi, steps, self.config)
+            calibration = calibrate(phi, steps, self.config, before=self.evidence)
+            self.evidence = calibration.evidence
             steps.cluster = calibration.clusters.labels
             metrics |= calibration.diagnostics()
-            if not calibration.refused:
+            if calibration.settled:
                 self.epsilon = calibration.epsilon
             return calibration, calibration.clusters.stats
         found = cluster_steps(phi, steps, self.config, self.epsilon)

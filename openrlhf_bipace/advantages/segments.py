@@ -53,6 +53,14 @@ def owner(part: torch.Tensor, label: torch.Tensor, count: int) -> torch.Tensor:
     return torch.empty(count, dtype=torch.int64).scatter_(0, label, part)
 
 
+def elsewhere(x: torch.Tensor, row: torch.Tensor, part: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """([N], [N]) sum of `x` and number of rows in each row's part that belong to other trajectories than its `row`."""
+    own, owns = pair(part, row)
+    total = add(x, part, count)[part] - add(x, own, owns)[own]
+    rows = sizes(part, count)[part] - sizes(own, owns)[own]
+    return total, rows
+
+
 @dataclass(slots=True)
 class Parts:
     """A partition of N rows into K parts, with the values' moments inside each part.

@@ -56,15 +56,15 @@ class AgentTraining:
     def _restore(self, state: dict[str, Any]) -> None:
         if "kl_coefficient" in state:
             self.kl_ctl.value = state["kl_coefficient"]
-        if state.get("epsilon") is not None:
-            self.experience_maker.pipeline.epsilon = state["epsilon"]
+        if "estimator" in state:
+            self.experience_maker.pipeline.restore(state["estimator"])
         if "batches" in state:
             self.experience_maker.batches = state["batches"]
 
     def _own_state(self) -> dict[str, Any]:
         state = {"kl_coefficient": self.kl_ctl.value}
         if isinstance(self.experience_maker, StepExperienceMaker):
-            state |= {"epsilon": self.experience_maker.pipeline.epsilon, "batches": self.experience_maker.batches}
+            state |= {"estimator": self.experience_maker.pipeline.state(), "batches": self.experience_maker.batches}
         return state
 
     def train_step(self, rollout_samples: list, global_step: int) -> tuple[dict, int]:
@@ -96,7 +96,7 @@ class AgentTraining:
         found = credit.calibration if credit else None
         if found is not None:
             chosen = None if found.refused else found.epsilon
-            scan = {"step": step, "epsilon": chosen, "r2": found.r2, "curve": found.curve}
+            scan = {"step": step, "epsilon": chosen, "settled": found.settled, "r2": found.r2, "curve": found.curve}
             self.run_folder.write_json(EPSILON_FILE, scan)
             logger.info(f"--bipace.epsilon auto: {scan}")
 

@@ -17,7 +17,7 @@ DIAGNOSTICS = {
     "matched_pairs": ("matched pairs per iteration", False),
     "rows_pace": ("steps judged against peers by action", True),
     "rows_fallback": ("steps in the fallback (leave-one-out)", True),
-    "rows_singleton": ("steps without a peer (step advantage 0)", True),
+    "rows_singleton": ("steps alone in their cluster", True),
     "clusters_multi_key": ("clusters of at least 2 steps with at least 2 actions", True),
     "keys_per_cluster": ("actions per cluster", False),
     "parse_rate": ("responses with a valid action", True),

@@ -55,6 +55,8 @@ MAIN = [
     arm("bipace_q", shrink=1.0),
     *(arm(f"{partition}_{baseline}") for partition in ("one", "ngram", "state") for baseline in ("v", "q", "diff")),
     arm("state_q", shrink=1.0),
+    arm("bipace_q", fallback="q", shrink=2.0),
+    *(arm(name) for name in ("bipace_eb", "bipace_hgpo", "one_nested", "state_nested")),
 ]
 # option -> values to hold against the default, and the estimators it is tried with
 CHOICES: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
@@ -73,7 +75,7 @@ CHOICES: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
 }
 
 
-SCANNED = (arm("bigpo"), arm("bipace_q"), arm("bipace_diff"))  # over epsilon
+SCANNED = (arm("bigpo"), arm("bipace_q"), arm("bipace_diff"), arm("bipace_hgpo"))  # over epsilon
 AUTO = arm("bipace_q", epsilon="auto")
 
 
@@ -162,7 +164,8 @@ class Panel:
     def _pipeline(self, one: Arm, config: BipaceConfig, sample: Sample) -> tuple[np.ndarray, np.ndarray]:
         pipeline = CreditPipeline(one.estimator, config)
         credit = pipeline.run(sample.trajectories, sample.phi)
-        self.calibrated.setdefault(one, []).append(pipeline.epsilon)
+        scan = credit.calibration
+        self.calibrated.setdefault(one, []).append(None if scan.refused else scan.epsilon)
         self.described.setdefault(one, []).append(credit.metrics)
         step = [credit.columns[source]["advantage_step"] for source in credit.sources]
         return np.array(step), credit.values.numpy()

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAMES = ("oracle_error.png", "oracle_gradient.png", "oracle_epsilon.png", "oracle_sweeps.png")
-COLOURS = {"bigpo": "#0072B2", "bipace_q": "#D55E00", "bipace_diff": "#009E73"}
+COLOURS = {"bigpo": "#0072B2", "bipace_q": "#D55E00", "bipace_diff": "#009E73", "bipace_hgpo": "#1A1A1A"}
 SWEPT = {
     "grpo": "#6B6B6B", "gigpo": "#CC79A7", "one_v": "#56B4E9", "bigpo": "#0072B2", "bipace_q": "#D55E00",
-    "bipace_diff": "#009E73",
+    "bipace_diff": "#009E73", "bipace_hgpo": "#1A1A1A",
 }  # fmt: skip
 KINDS = {"action": ("action only", "#0072B2", "o"), "free": ("free reasoning", "#E69F00", "s"),
          "plan": ("reasoning that plans the action", "#D55E00", "D")}  # fmt: skip
@@ -45,7 +45,7 @@ def draw(results: Sequence[Result], folder: Path) -> None:
 
 
 def _error(figure: Figure, results: Sequence[Result]) -> None:
-    figure.set_size_inches(9, 5)
+    figure.set_size_inches(9, 6)
     axes = figure.subplots()
     base = results[0].name
     found = [r for one in arms.MAIN if (r := find(results, base, one)) and "mse" in r.measures]
@@ -72,7 +72,7 @@ def _error(figure: Figure, results: Sequence[Result]) -> None:
 
 
 def _gradient(figure: Figure, results: Sequence[Result]) -> None:
-    figure.set_size_inches(9, 5.4)
+    figure.set_size_inches(9, 6.6)
     left, right = figure.subplots(1, 2, sharey=True)
     base = results[0].name
     found = [r for one in arms.MAIN if (r := find(results, base, one))]
@@ -109,7 +109,7 @@ def _epsilon(figure: Figure, results: Sequence[Result]) -> None:
                 _line(axes, [(r.epsilon, r.measures[measure]) for r in scanned], COLOURS[one.label], one.label)
             if one == arms.SCANNED[0]:
                 r2 = [(r.epsilon, r.described["r2"]) for r in scanned]
-                upper.plot(*zip(*r2, strict=True), color="#1A1A1A", linestyle=":", label="leave-one-out R²")
+                upper.plot(*zip(*r2, strict=True), color="#6B6B6B", linestyle=":", label="leave-one-out R²")
         lower.set_xlabel("ε (cosine distance)")
         for axes in (upper, lower):
             axes.set_xscale("log")

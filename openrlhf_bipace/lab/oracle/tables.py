@@ -37,7 +37,10 @@ CHOICES = {
     "total_cos_action": "total cos, action only",
     "total_cos_plan": "total cos, plan",
 }
-SWEPT = ("grpo", "gigpo", "hgpo", "pace_q", "bigpo", "bipace_q", "bipace_diff", "one_v", "state_v", "state_q")
+SWEPT = (
+    "grpo", "gigpo", "hgpo", "pace_q", "bigpo", "bipace_q", "bipace_diff", "bipace_eb", "bipace_hgpo", "one_v",
+    "one_nested", "state_v", "state_q", "state_nested",
+)  # fmt: skip
 
 Where = Callable[[Result], bool]
 
