@@ -30,6 +30,8 @@ ARMS = {
     "bigpo": Arm("bigpo"),
     "bipace_q": Arm("bipace_q"),
     "bipace_q_prompt_end": Arm("bipace_q", PROMPT_END),
+    "bipace_eb": Arm("bipace_eb"),
+    "bipace_hgpo": Arm("bipace_hgpo"),
     "grpo_mean": Arm("grpo", {"episode_mode": "mean"}),
     "hgpo": Arm("hgpo"),
     "bipace_diff": Arm("bipace_diff"),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 NAMES = ("compare_curves.png", "compare_differences.png")
 COLOURS = {
     "grpo": "#6B6B6B", "one_v": "#56B4E9", "gigpo": "#CC79A7", "bigpo": "#0072B2", "bipace_q": "#D55E00",
-    "bipace_q_prompt_end": "#E69F00", "bipace_eb": "#009E73",
+    "bipace_q_prompt_end": "#E69F00", "bipace_eb": "#009E73", "bipace_hgpo": "#8C564B",
 }  # fmt: skip
 STYLE: dict[str, Any] = {
     "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.titlelocation": "left",

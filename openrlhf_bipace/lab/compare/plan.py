@@ -23,16 +23,19 @@ class Question:
 
 REASONING, ACTION, CRAFT = "rooms_reasoning", "rooms_action", "textcraft"
 STEP = ("one_v", "gigpo", "bigpo", "bipace_q")
+OURS = ("bipace_eb", "bipace_hgpo")
 QUESTIONS = [
     *(Question("Does a step term beat GRPO?", s, a, "grpo") for s in (REASONING, ACTION) for a in STEP),
     *(Question("Does clustering beat one part?", s, a, "one_v") for s in (REASONING, ACTION) for a in STEP[2:]),
     *(Question("Does Q beat V?", s, "bipace_q", "bigpo") for s in (REASONING, ACTION)),
     Question("Does `action_start` beat `prompt_end`?", REASONING, "bipace_q", "bipace_q_prompt_end"),
+    *(Question("Does ours beat the paper's?", REASONING, a, "bipace_q") for a in OURS),
+    *(Question("Does ours beat GRPO?", REASONING, a, "grpo") for a in OURS),
     *(Question("Does a step term beat GRPO?", CRAFT, a, "grpo") for a in ("gigpo", "bipace_q")),
 ]
 # (engine, setting) -> seeds of each arm
 SIZES: dict[tuple[str, str], dict[str, int]] = {
-    ("lab", REASONING): {a: SEEDS if a in ("grpo", *STEP, "bipace_q_prompt_end") else FEW for a in ARMS},
+    ("lab", REASONING): {a: SEEDS if a in ("grpo", *STEP, *OURS, "bipace_q_prompt_end") else FEW for a in ARMS},
     ("lab", ACTION): {a: SEEDS if a in ("grpo", *STEP) else FEW for a in ARMS},
     ("full", REASONING): dict.fromkeys(("grpo", *STEP), 5),
     ("full", CRAFT): dict.fromkeys(("grpo", "gigpo", "bipace_q"), 3),
