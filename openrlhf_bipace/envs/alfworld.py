@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from openrlhf_bipace.envs import alfworld_engine as engine
-from openrlhf_bipace.envs.base import Observation, StepResult, TextEnv
+from openrlhf_bipace.envs.base import Observation, StepResult, TextEnv, check_keys, refuse
 from openrlhf_bipace.envs.prompts import commands_text
 
 SPLITS = ("train", "valid_train", "valid_seen", "valid_unseen")
@@ -29,10 +30,7 @@ REWARD = 10.0
 GAME_FILE = "game.tw-pddl"
 
 _KEYS = ("env", "game", "split", "visit_seed")
-
-
-def _refuse(key: str, got: Any, allowed: str) -> NoReturn:
-    raise ValueError(f"alfworld: {key}: got {got!r}, allowed: {allowed}")
+_refuse = partial(refuse, "alfworld")
 
 
 def games_folder(data: str = "") -> Path:
@@ -102,13 +100,7 @@ class AlfworldEnv(TextEnv):
     @classmethod
     def check_task(cls, task: dict[str, Any], data: str = "") -> None:
         """ValueError naming the key, what was got and what is allowed; looks for the file only if `data` is given."""
-        if not isinstance(task, Mapping):
-            _refuse("task", task, "a dict")
-        for key in task:
-            if key not in _KEYS:
-                _refuse("key", key, ", ".join(_KEYS))
-        if task.get("env", "alfworld") != "alfworld":
-            _refuse("env", task["env"], "alfworld")
+        check_keys("alfworld", task, _KEYS)
         game = task.get("game")
         if not isinstance(game, str) or Path(game).name != GAME_FILE:
             _refuse("game", game, f"a path to a {GAME_FILE}")

@@ -7,11 +7,28 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 ANSWER_LIMIT = 1 << 20  # characters in all texts of one answer; no model reads more
+
+
+def refuse(env: str, key: str, got: Any, allowed: str) -> NoReturn:
+    """ValueError naming the environment, the key of a task or option, what was got and what is allowed."""
+    raise ValueError(f"{env}: {key}: got {got!r}, allowed: {allowed}")
+
+
+def check_keys(env: str, task: Any, keys: Iterable[str]) -> None:
+    """Refuse a task that is no dict, has a key not among `keys`, or belongs to another environment than `env`."""
+    if not isinstance(task, Mapping):
+        refuse(env, "task", task, "a dict")
+    for key in task:
+        if key not in keys:
+            refuse(env, "key", key, ", ".join(keys))
+    if task.get("env", env) != env:
+        refuse(env, "env", task["env"], env)
 
 
 @dataclass(slots=True)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from typing import Any, ClassVar
 
 from openrlhf_bipace.envs import rooms_text
-from openrlhf_bipace.envs.base import Observation, StepResult, TextEnv
+from openrlhf_bipace.envs.base import Observation, StepResult, TextEnv, check_keys, refuse
 
 HALL = "hall"
 CONTAINERS = {"kitchen": "cabinet", "bedroom": "drawer", "study": "chest", "bathroom": "basket", "garden": "crate"}
@@ -26,6 +26,7 @@ TRANSFORMS = ("plain", *TOOLS)
 SPLITS = {"train": range(240), "held_out": range(240, 304)}  # split -> task ids
 OPTIONS = {"wordings": range(1, rooms_text.MAX_WORDINGS + 1), "distractors": range(9), "hub": None}  # what is allowed
 
+_refuse = partial(refuse, "rooms")
 _EFFECTS = {verb: condition for condition, (verb, _) in TOOLS.items()}
 
 
@@ -128,10 +129,6 @@ def instance_of(task: dict[str, Any]) -> Instance:
     return Instance(*_instances()[task["task_id"]], hub=task.get("hub", True))
 
 
-def _refuse(key: str, got: Any, allowed: str) -> None:
-    raise ValueError(f"rooms: {key}: got {got!r}, allowed: {allowed}")
-
-
 def _check_int(key: str, value: Any, allowed: range | None = None) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or (allowed is not None and value not in allowed):
         _refuse(key, value, f"an int from {allowed.start} to {allowed.stop - 1}" if allowed else "an int")
@@ -191,11 +188,7 @@ class RoomsEnv(TextEnv):
     @classmethod
     def check_task(cls, task: dict[str, Any]) -> None:
         """ValueError naming the key, what was got and what is allowed. "task_id" and "split" are required."""
-        if not isinstance(task, dict):
-            _refuse("task", task, "a dict")
-        for key in task:
-            _check_choice("key", key, ("env", "task_id", "split", "seed", "visit_seed", *OPTIONS))
-        _check_choice("env", task.get("env", "rooms"), ("rooms",))
+        check_keys("rooms", task, ("env", "task_id", "split", "seed", "visit_seed", *OPTIONS))
         _check_choice("split", task.get("split"), SPLITS)
         _check_int("task_id", task.get("task_id"), SPLITS[task["split"]])
         _check_int("seed", task.get("seed", 0))

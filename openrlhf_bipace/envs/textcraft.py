@@ -18,11 +18,11 @@ import random
 import re
 from collections import Counter
 from collections.abc import Mapping
-from functools import lru_cache
-from typing import Any, ClassVar, NoReturn
+from functools import lru_cache, partial
+from typing import Any, ClassVar
 
 from openrlhf_bipace.envs.actions import normalise
-from openrlhf_bipace.envs.base import Observation, StepResult, TextEnv
+from openrlhf_bipace.envs.base import Observation, StepResult, TextEnv, check_keys, refuse
 from openrlhf_bipace.envs.prompts import commands_text
 from openrlhf_bipace.envs.textcraft_recipes import Recipe, RecipeBook, load_book
 
@@ -31,6 +31,8 @@ HELD_OUT = 0.2  # share of each depth's goals
 DISTRACTORS = 10  # recipes listed beside the needed ones, as in the original
 
 _KEYS = ("env", "task_id", "split", "split_seed", "seed", "distractors", "visit_seed")
+_refuse = partial(refuse, "textcraft")
+
 _GET = re.compile(r"get ([0-9]{1,4}) (.+)")
 _CRAFT = re.compile(r"craft (?:[0-9]{1,4} )?(.+?) using (.+)")
 _ITEM = re.compile(r"([0-9]{1,4}) (.+)")
@@ -39,10 +41,6 @@ _ECHO = 80  # characters of a command that a failure message repeats
 
 class _Failed(Exception):
     """The command changes nothing; the message is the observation."""
-
-
-def _refuse(key: str, got: Any, allowed: str) -> NoReturn:
-    raise ValueError(f"textcraft: {key}: got {got!r}, allowed: {allowed}")
 
 
 def _check_int(key: str, value: Any, low: int | None = None) -> None:
@@ -67,13 +65,7 @@ def _goals(book: RecipeBook, split: str, split_seed: int = 0) -> tuple[str, ...]
 
 def goal_of(task: Mapping[str, Any], data: str = "") -> str:
     """The item that `task` asks for, in words. Raises ValueError naming the key, what was got and what is allowed."""
-    if not isinstance(task, Mapping):
-        _refuse("task", task, "a dict")
-    for key in task:
-        if key not in _KEYS:
-            _refuse("key", key, ", ".join(_KEYS))
-    if task.get("env", "textcraft") != "textcraft":
-        _refuse("env", task["env"], "textcraft")
+    check_keys("textcraft", task, _KEYS)
     if task.get("split") not in SPLITS:
         _refuse("split", task.get("split"), ", ".join(SPLITS))
     _check_int("seed", task.get("seed", 0))

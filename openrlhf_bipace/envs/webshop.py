@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NoReturn
+from functools import partial
+from typing import Any, ClassVar
 
-from openrlhf_bipace.envs.base import Observation, StepResult, TextEnv
+from openrlhf_bipace.envs.base import Observation, StepResult, TextEnv, check_keys, refuse
 from openrlhf_bipace.envs.prompts import commands_text
 from openrlhf_bipace.envs.webshop_catalogue import Catalogue, Goal, Product, load_catalogue
 from openrlhf_bipace.envs.webshop_reward import score
@@ -26,12 +27,10 @@ QUERY_HINT = "search[<your query>]"  # stands in `admissible` for every search
 THANKS = "Thank you for shopping with us!"
 
 _KEYS = ("env", "task_id", "split", "visit_seed")
+_refuse = partial(refuse, "webshop")
+
 _COMMAND = re.compile(r"(search|click)\[(.+)\]", re.DOTALL)
 _SUB_PAGES = ("description", "features", "reviews")
-
-
-def _refuse(key: str, got: Any, allowed: str) -> NoReturn:
-    raise ValueError(f"webshop: {key}: got {got!r}, allowed: {allowed}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +87,7 @@ class WebShopEnv(TextEnv):
     @classmethod
     def check_task(cls, task: dict[str, Any], data: str = "") -> None:
         """ValueError naming the key, what was got and what is allowed; counts the goals only if `data` is given."""
-        if not isinstance(task, Mapping):
-            _refuse("task", task, "a dict")
-        for key in task:
-            if key not in _KEYS:
-                _refuse("key", key, ", ".join(_KEYS))
-        if task.get("env", "webshop") != "webshop":
-            _refuse("env", task["env"], "webshop")
+        check_keys("webshop", task, _KEYS)
         split, number = task.get("split"), task.get("task_id")
         numbers = cls._numbers(split, load_catalogue(data) if data else None)
         if not isinstance(number, int) or isinstance(number, bool) or number not in numbers:

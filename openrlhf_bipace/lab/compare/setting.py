@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from openrlhf_bipace import envs
@@ -50,32 +50,21 @@ class Setting:
         return envs.env_class(self.env).tasks(name, **self.options)
 
 
-ROOMS = {"hub": True, "wordings": 2}  # every move passes the hall; 2 x 2 x 2 texts per state
-
+REASONING = Setting(
+    env="rooms",
+    options={"hub": True, "wordings": 2},  # every move passes the hall; 2 x 2 x 2 texts per state
+    thoughts=4,
+    max_turns=16,
+    max_turn_tokens=16,
+    demonstrator={"p_flawed": 0.9},
+    iterations=25,
+    lr=1e-3,
+    bipace={"layer": -2, "position": "action_start", "epsilon": 0.02},
+)
 SETTINGS = {
     # free reasoning tokens before the action: one action key covers many token sequences
-    "rooms_reasoning": Setting(
-        env="rooms",
-        options=ROOMS,
-        thoughts=4,
-        max_turns=16,
-        max_turn_tokens=16,
-        demonstrator={"p_flawed": 0.9},
-        iterations=25,
-        lr=1e-3,
-        bipace={"layer": -2, "position": "action_start", "epsilon": 0.02},
-    ),
-    "rooms_action": Setting(
-        env="rooms",
-        options=ROOMS,
-        thoughts=0,
-        max_turns=16,
-        max_turn_tokens=8,
-        demonstrator={"p_flawed": 0.9},
-        iterations=25,
-        lr=1e-3,
-        bipace={"layer": -2, "position": "action_start", "epsilon": 0.02},
-    ),
+    "rooms_reasoning": REASONING,
+    "rooms_action": replace(REASONING, thoughts=0, max_turn_tokens=8),
     "textcraft": Setting(
         env="textcraft",
         options={"depth": (1, 2), "distractors": 2},
@@ -85,7 +74,7 @@ SETTINGS = {
         demonstrator={"p_skip": 0.15},
         iterations=20,
         lr=1e-3,
-        bipace={"layer": -2, "position": "action_start", "epsilon": 0.02},
+        bipace=REASONING.bipace,
         context="full",
         batch_size=8,
     ),
