@@ -204,6 +204,9 @@ def test_a_small_study_runs_and_goes_on_where_it_was(tmp_path, capsys):
     assert [(c.arm, c.seed, [i for i, _ in c.held_out]) for c in curves] == [
         (arm, seed, [0, 1, 2]) for arm in ("bipace_q", "grpo") for seed in (0, 1)
     ]
+    with pytest.raises(SystemExit):
+        command.main([word for word in words if word != "--quick"])
+    assert "was made with max_turns 4, allowed: 16, or another folder" in capsys.readouterr().err
     job.curve.unlink()
     command.main([*words, "--seeds", "2"])
     assert [c.lines for c in collect.read(tmp_path / "out" / collect.FILE)] == [c.lines for c in curves]

@@ -20,9 +20,7 @@ LOG = "train.log"
 
 
 def train(job: Job) -> None:
-    """Run `job` and write its curve, unless it is there. RuntimeError with the log's last lines when it fails."""
-    if job.curve.exists():
-        return
+    """Run `job` and write its curve. RuntimeError with the log's last lines when it fails."""
     shutil.rmtree(job.folder, ignore_errors=True)  # an attempt that was cut off
     job.folder.mkdir(parents=True)
     setting = job.conditions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,18 @@ from openrlhf_bipace.lab.provenance import commit, machine
 from openrlhf_bipace.records import Trajectory
 
 WARM_STARTS = 3  # seeds 0, 1, 2, ... take them in turn
+# what a warm start depends on
+CLONED = (
+    "env",
+    "options",
+    "thoughts",
+    "context",
+    "max_turns",
+    "demonstrator",
+    "episodes",
+    "clone_steps",
+    "batch_size",
+)
 TUNING_SEED = 100  # from here on: seeds that choose options and enter no table
 
 
@@ -75,14 +87,14 @@ def prepare(job: Job) -> None:
     """Clone the job's warm start, unless it is there."""
     from openrlhf_bipace.lab import settings, tiny, warmstart
 
-    if (job.model / "warm_start.json").exists():
+    record, setting = job.model / "warm_start.json", job.conditions
+    if record.exists():
+        refuse_others(record, setting, CLONED)
         return
-    setting = job.conditions
-    tasks = setting.split("train")
     start = warmstart.clone(
         setting.env,
         agent=setting.agent,
-        tasks=tasks[:: -(-len(tasks) // setting.clone_tasks)] if setting.clone_tasks else tasks,
+        tasks=setting.split("train"),
         demonstrator=partial(settings.SETTINGS[setting.env].demonstrator, **setting.demonstrator),
         thoughts=setting.thoughts,
         episodes=setting.episodes,
@@ -93,18 +105,34 @@ def prepare(job: Job) -> None:
     )
     tiny.save(start.model, start.tokenizer, job.model)
     figures = {"demonstrations": start.demo_success, "loss": start.losses[-1], "setting": asdict(setting)}
-    (job.model / "warm_start.json").write_text(json.dumps(figures, indent=2))
+    record.write_text(json.dumps(figures, indent=2))
+
+
+def finished(job: Job) -> bool:
+    """Whether the run's curve is there. ValueError where it was run under other conditions."""
+    if not job.curve.exists():
+        return False
+    refuse_others(job.curve, job.conditions, [f.name for f in fields(Setting)])
+    return True
+
+
+def refuse_others(file: Path, setting: Setting, names: Sequence[str]) -> None:
+    """ValueError where `file` records another value than `setting` for one of the fields `names`."""
+    stored, wanted = json.loads(file.read_text())["setting"], json.loads(json.dumps(asdict(setting)))
+    for name in names:
+        if stored[name] != wanted[name]:
+            raise ValueError(
+                f"--work: {file} was made with {name} {stored[name]}, allowed: {wanted[name]}, or another folder"
+            )
 
 
 def train(job: Job) -> None:
-    """Run `job` in this process and write its curve, unless it is there: the lab engine."""
+    """Run `job` in this process and write its curve: the lab engine."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from openrlhf_bipace.lab.compare.learner import Learner
     from openrlhf_bipace.lab.policy import evaluate
 
-    if job.curve.exists():
-        return
     setting, arm = job.conditions, ARMS[job.arm]
     model = AutoModelForCausalLM.from_pretrained(job.model)
     tokenizer = AutoTokenizer.from_pretrained(job.model)

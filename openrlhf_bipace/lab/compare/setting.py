@@ -27,7 +27,6 @@ class Setting:
     eval_every: int = 5  # iterations
     eval_samples: int = 1  # rollouts per held-out task
     eval_tasks: int = 64
-    clone_tasks: int = 0  # demonstrate only so many of the training tasks (0: all)
     context: str = "window"
     episodes: int = 1500  # demonstrations
     clone_steps: int = 900

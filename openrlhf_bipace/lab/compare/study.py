@@ -71,7 +71,7 @@ def execute(args: argparse.Namespace) -> None:
     jobs = plan.jobs(str(args.work), args.engine, args.settings, args.arms, args.seeds, changes)
     if not jobs:
         raise ValueError(f"--settings, --arms: got nothing that is planned for --engine {args.engine}")
-    jobs = [job for job in jobs if not job.curve.exists()]
+    jobs = [job for job in jobs if not runs.finished(job)]
     with pool(args.workers) as mapped:
         mapped(prepare, list({job.model: job for job in jobs}.values()), "warm starts")
         if args.engine == "lab":
