@@ -38,7 +38,7 @@ ARMS = {
     "pace_q": Arm("pace_q"),
     "bipace_q_shrunk": Arm("bipace_q", {"shrink": 1.0}),
     "state_q": Arm("state_q"),
-    "ngram_q": Arm("ngram_q", {"epsilon": 0.4}),
+    "ngram_q": Arm("ngram_q", {"epsilon": 0.05}),
     "bigpo_prompt_end": Arm("bigpo", PROMPT_END),
     "bipace_q_w10": Arm("bipace_q", {"w": 10.0}),  # the paper's weight: its success pays 10, ours 1
     "bipace_q_paper": Arm("bipace_q", {"position": "prompt_end", "epsilon": 0.1}),  # the paper's values for 7B

@@ -57,10 +57,10 @@ REASONING = Setting(
     max_turns=16,
     max_turn_tokens=16,
     demonstrator="unsteady_householder",
-    errors={"p_random": 0.03, "p_systematic": 0.7, "p_force": 0.5},
+    errors={"p_random": 0.0, "p_systematic": 0.75, "p_force": 0.5},
     iterations=25,
     lr=1e-3,
-    bipace={"layer": -2, "position": "action_start", "epsilon": 0.02},
+    bipace={"layer": -2, "position": "action_start", "epsilon": 0.01, "w": 10.0},  # w: success pays 1, the paper's 10
 )
 SETTINGS = {
     # free reasoning tokens before the action: one action key covers many token sequences
@@ -68,7 +68,10 @@ SETTINGS = {
     "rooms_action": replace(REASONING, thoughts=0, max_turn_tokens=8),
     # a policy that hardly explores: its demonstrator errs in the same way in all of an episode, or not at all
     "rooms_narrow": replace(
-        REASONING, demonstrator="flawed_householder", errors={"p_flawed": 0.9}, bipace={**REASONING.bipace, "w": 1.0}
+        REASONING,
+        demonstrator="flawed_householder",
+        errors={"p_flawed": 0.9},
+        bipace={**REASONING.bipace, "epsilon": 0.02, "w": 1.0},
     ),
     "textcraft": Setting(
         env="textcraft",
