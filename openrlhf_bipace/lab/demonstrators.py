@@ -20,14 +20,6 @@ def flawed_householder(task: dict[str, Any], rng: random.Random, p_flawed: float
     return demonstration(task, rng, p_random=0.0, p_systematic=flawed, p_force=flawed)
 
 
-def unsteady_householder(task: dict[str, Any], rng: random.Random, **errors: float) -> list[str]:
-    """Commands for `rooms` from somebody who errs afresh at every step; `errors` as in `demonstrator_probs`.
-
-    The clone's actions vary more than those of `flawed_householder`'s, and the likeliest ones are still wrong.
-    """
-    return demonstration(task, rng, **errors)
-
-
 def clumsy_crafter(task: dict[str, Any], rng: random.Random, p_skip: float = 0.15) -> list[str]:
     """Commands for `textcraft` from a solver that forgets every seventh one, and so often fails."""
     commands = [command for command in solve(task) if rng.random() >= p_skip]

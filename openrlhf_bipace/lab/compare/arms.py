@@ -23,6 +23,7 @@ class Arm:
 
 # The position's own best epsilon by leave-one-out R^2, as every epsilon here: measured on a warm start of its own.
 PROMPT_END = {"position": "prompt_end", "epsilon": 0.002}
+WEAK = {"w": 1.0}  # the step part at a tenth of the paper's scale: the paper's success pays 10, ours 1
 ARMS = {
     "grpo": Arm("grpo"),
     "one_v": Arm("one_v"),  # control: one part per group
@@ -38,8 +39,12 @@ ARMS = {
     "pace_q": Arm("pace_q"),
     "bipace_q_shrunk": Arm("bipace_q", {"shrink": 1.0}),
     "state_q": Arm("state_q"),
-    "ngram_q": Arm("ngram_q", {"epsilon": 0.05}),
+    "ngram_q": Arm("ngram_q", {"epsilon": 0.4}),
     "bigpo_prompt_end": Arm("bigpo", PROMPT_END),
-    "bipace_q_w10": Arm("bipace_q", {"w": 10.0}),  # the paper's weight: its success pays 10, ours 1
     "bipace_q_paper": Arm("bipace_q", {"position": "prompt_end", "epsilon": 0.1}),  # the paper's values for 7B
+    "one_v_w1": Arm("one_v", WEAK),
+    "gigpo_w1": Arm("gigpo", WEAK),
+    "bigpo_w1": Arm("bigpo", WEAK),
+    "bipace_q_w1": Arm("bipace_q", WEAK),
+    "bipace_q_prompt_end_w1": Arm("bipace_q", PROMPT_END | WEAK),
 }

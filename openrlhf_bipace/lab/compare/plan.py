@@ -9,6 +9,7 @@ from openrlhf_bipace.lab.compare.arms import ARMS
 from openrlhf_bipace.lab.compare.runs import Job
 
 SEEDS, FEW = 15, 6  # paired seeds: of the arms that the questions are about, of the rest
+WEAK = 9  # of the arms with w = 1, stopped there
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,16 @@ QUESTIONS = [
     *(Question("Does ours beat GRPO?", REASONING, a, "grpo") for a in OURS),
     *(Question("Does a step term beat GRPO?", CRAFT, a, "grpo") for a in ("gigpo", "bipace_q")),
 ]
+REST = (
+    "grpo_mean", "hgpo", "bipace_diff", "pace_q", "bipace_q_shrunk", "state_q", "ngram_q", "bigpo_prompt_end",
+    "bipace_q_paper",
+)  # fmt: skip
+W1 = tuple(arm for arm in ARMS if arm.endswith("_w1"))
 # (engine, setting) -> seeds of each arm
 SIZES: dict[tuple[str, str], dict[str, int]] = {
-    ("lab", REASONING): {a: SEEDS if a in ("grpo", *STEP, *OURS, "bipace_q_prompt_end") else FEW for a in ARMS},
-    ("lab", ACTION): {a: SEEDS if a in ("grpo", *STEP) else FEW for a in ARMS},
+    ("lab", REASONING): dict.fromkeys(("grpo", *STEP, "bipace_q_prompt_end", *OURS), SEEDS)
+    | {arm: WEAK if arm in W1 else FEW for arm in (*REST, *W1)},
+    ("lab", ACTION): dict.fromkeys(("grpo", *STEP), SEEDS) | dict.fromkeys(("bipace_q_prompt_end", *OURS, *REST), FEW),
     ("full", REASONING): dict.fromkeys(("grpo", *STEP), 5),
     ("full", CRAFT): dict.fromkeys(("grpo", "gigpo", "bipace_q"), 3),
 }

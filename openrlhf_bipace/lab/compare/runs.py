@@ -85,7 +85,7 @@ def prompts(setting: Setting, seed: int) -> Iterator[list[dict[str, Any]]]:
 
 def prepare(job: Job) -> None:
     """Clone the job's warm start, unless it is there."""
-    from openrlhf_bipace.lab import demonstrators, tiny, warmstart
+    from openrlhf_bipace.lab import settings, tiny, warmstart
 
     record, setting = job.model / "warm_start.json", job.conditions
     if record.exists():
@@ -95,7 +95,7 @@ def prepare(job: Job) -> None:
         setting.env,
         agent=setting.agent,
         tasks=setting.split("train"),
-        demonstrator=partial(getattr(demonstrators, setting.demonstrator), **setting.errors),
+        demonstrator=partial(settings.SETTINGS[setting.env].demonstrator, **setting.errors),
         thoughts=setting.thoughts,
         episodes=setting.episodes,
         steps=setting.clone_steps,

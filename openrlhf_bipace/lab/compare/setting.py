@@ -18,8 +18,7 @@ class Setting:
     thoughts: int  # idle words of reasoning before every command
     max_turns: int
     max_turn_tokens: int
-    demonstrator: str  # function of `lab.demonstrators`
-    errors: dict[str, float]  # its options, such that the clone solves 20 to 30 %
+    errors: dict[str, float]  # options of the environment's demonstrator, such that its clone solves 20 to 30 %
     iterations: int
     lr: float
     bipace: dict[str, Any] = field(default_factory=dict)  # `BipaceConfig` fields that every arm shares
@@ -56,30 +55,21 @@ REASONING = Setting(
     thoughts=4,
     max_turns=16,
     max_turn_tokens=16,
-    demonstrator="unsteady_householder",
-    errors={"p_random": 0.0, "p_systematic": 0.75, "p_force": 0.5},
+    errors={"p_flawed": 0.9},
     iterations=25,
     lr=1e-3,
-    bipace={"layer": -2, "position": "action_start", "epsilon": 0.01, "w": 10.0},  # w: success pays 1, the paper's 10
+    bipace={"layer": -2, "position": "action_start", "epsilon": 0.02, "w": 10.0},  # w: success pays 1, the paper's 10
 )
 SETTINGS = {
     # free reasoning tokens before the action: one action key covers many token sequences
     "rooms_reasoning": REASONING,
     "rooms_action": replace(REASONING, thoughts=0, max_turn_tokens=8),
-    # a policy that hardly explores: its demonstrator errs in the same way in all of an episode, or not at all
-    "rooms_narrow": replace(
-        REASONING,
-        demonstrator="flawed_householder",
-        errors={"p_flawed": 0.9},
-        bipace={**REASONING.bipace, "epsilon": 0.02, "w": 1.0},
-    ),
     "textcraft": Setting(
         env="textcraft",
         options={"depth": (1, 2), "distractors": 2},
         thoughts=0,
         max_turns=8,
         max_turn_tokens=32,
-        demonstrator="clumsy_crafter",
         errors={"p_skip": 0.15},
         iterations=20,
         lr=1e-3,
