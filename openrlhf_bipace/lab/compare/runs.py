@@ -17,17 +17,7 @@ from openrlhf_bipace.records import Trajectory
 
 WARM_STARTS = 3  # seeds 0, 1, 2, ... take them in turn
 # what a warm start depends on
-CLONED = (
-    "env",
-    "options",
-    "thoughts",
-    "context",
-    "max_turns",
-    "demonstrator",
-    "episodes",
-    "clone_steps",
-    "batch_size",
-)
+CLONED = ["env", "options", "thoughts", "context", "max_turns", "errors", "episodes", "clone_steps", "batch_size"]
 TUNING_SEED = 100  # from here on: seeds that choose options and enter no table
 
 
@@ -60,16 +50,12 @@ class Job:
     @property
     def model(self) -> Path:
         """Folder of its warm start."""
-        return warm_start_folder(self.work, self.setting, self.warm_start)
+        return Path(self.work) / "warm_start" / self.setting / str(self.warm_start)
 
     @property
     def curve(self) -> Path:
         """File of the finished run's curve."""
         return self.folder / "curve.json"
-
-
-def warm_start_folder(work: str, setting: str, number: int) -> Path:
-    return Path(work) / "warm_start" / setting / str(number)
 
 
 def prompts(setting: Setting, seed: int) -> Iterator[list[dict[str, Any]]]:
