@@ -54,7 +54,7 @@ def owner(part: torch.Tensor, label: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def elsewhere(row: torch.Tensor, part: torch.Tensor, count: int, *values: torch.Tensor) -> list[torch.Tensor]:
-    """[N] rows of each row's part that belong to other trajectories than its `row`, and [N] each value's sum over them."""
+    """[N] number of rows of other trajectories (`row`) in each row's part, and [N] the sum of each value over them."""
     own, owns = pair(part, row)
     every = (torch.ones(len(row), dtype=torch.float64), *values)
     return [add(x, part, count).index_select(0, part) - add(x, own, owns).index_select(0, own) for x in every]
