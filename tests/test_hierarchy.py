@@ -8,7 +8,7 @@ import torch
 
 from openrlhf_bipace import advantages
 from openrlhf_bipace.advantages import Branch, StepBatch
-from openrlhf_bipace.advantages.hierarchy import MOST, noise_ratio
+from openrlhf_bipace.advantages.hierarchy import MOST, noise_ratio, squares
 from openrlhf_bipace.advantages.pipeline import CreditPipeline
 from openrlhf_bipace.clustering import cluster
 from openrlhf_bipace.config import BipaceConfig
@@ -37,8 +37,8 @@ def step_of(name: str, steps: StepBatch, **options) -> list[float]:
 
 
 def ratio(ret, upper, lower, trajectory) -> float:
-    labels = [(torch.tensor(x), max(x) + 1) for x in (upper, lower)]
-    return noise_ratio(torch.tensor(ret, dtype=torch.float64), *labels, torch.tensor(trajectory))
+    x, row = torch.tensor(ret, dtype=torch.float64), torch.tensor(trajectory)
+    return noise_ratio(*(squares(x, row, (torch.tensor(label), max(label) + 1)) for label in (upper, lower)), 1e-9)
 
 
 # The walk down the levels ----------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def test_without_noise_eb_is_the_cluster_s_own_q():
     """Returns that depend on the cluster and the action alone: k = 0 below the cluster, so Q is the action's mean."""
     keys, cluster = "xyxyxyxy", [0, 0, 0, 0, 1, 1, 1, 1]
     steps = batch([6.0, 0.0, 6.0, 0.0, 2.0, 0.0, 2.0, 0.0], cluster, keys)
-    v = noise_ratio(steps.ret, (torch.zeros(8, dtype=torch.int64), 1), (torch.tensor(cluster), 2), steps.row)
+    v = ratio(steps.ret.tolist(), [0] * 8, cluster, list(range(8)))
     q = torch.tensor([6.0, 0, 6, 0, 2, 0, 2, 0], dtype=torch.float64)
     mean = torch.tensor([3.0] * 4 + [1.0] * 4, dtype=torch.float64)
     expected = q - (2 + 4 / (4 + v) * (mean - 2))

@@ -333,3 +333,24 @@ def test_large_first_kl_is_an_error():
     with pytest.raises(RuntimeError, match="do not hold the same weights"):
         trainer._check_engines_agree({"vllm_kl": 2.0})
     trainer._check_engines_agree({"vllm_kl": 2.0})  # later steps are off-policy by design
+
+
+def test_a_checkpoint_holds_what_epsilon_auto_has_seen():
+    from openrlhf_bipace.advantages.calibration import Evidence
+    from openrlhf_bipace.advantages.pipeline import CreditPipeline
+    from openrlhf_bipace.integration.experience import StepExperienceMaker
+    from openrlhf_bipace.integration.trainer import AgentTrainer
+
+    def trainer(epsilon, evidence) -> AgentTrainer:
+        out = object.__new__(AgentTrainer)
+        out.kl_ctl, out.experience_maker = SimpleNamespace(value=0.1), object.__new__(StepExperienceMaker)
+        out.experience_maker.batches = 3
+        pipeline = out.experience_maker.pipeline = CreditPipeline("bipace_q", BipaceConfig(epsilon="auto"))
+        pipeline.epsilon, pipeline.evidence = epsilon, evidence
+        return out
+
+    for epsilon, evidence in ((None, None), (None, Evidence(32, 2.0, [1.5, 2.5])), (0.05, Evidence(128, 4.0, [3.0]))):
+        state, resumed = trainer(epsilon, evidence)._own_state(), trainer(None, None)
+        resumed._restore(json.loads(json.dumps(state)))
+        assert resumed.experience_maker.pipeline.epsilon == epsilon
+        assert resumed.experience_maker.pipeline.evidence == evidence

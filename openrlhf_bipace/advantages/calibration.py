@@ -45,7 +45,7 @@ class Calibration:
     epsilon: float  # the smallest with the best R^2, pooled over the iterations scanned so far
     r2: float  # its R^2
     refused: bool  # r2 < config.min_r2
-    curve: list[tuple[float, float]]  # (epsilon, R^2), as scanned
+    curve: list[tuple[float, float]]  # (epsilon, pooled R^2), ascending
     giant_share: float  # rows of the largest cluster over its group's, at `epsilon`
     clusters: Clusters  # at `epsilon`, so that nobody clusters again
     evidence: Evidence  # what the next iteration's scan starts from
@@ -146,9 +146,9 @@ def _errors(cluster: torch.Tensor, steps: StepBatch, scope: str) -> tuple[float,
     """Summed squared errors of a return's prediction without and with clusters."""
     part, parts = pair(steps.within(scope)[0], cluster)
     x = Parts.of(steps.ret, steps.group, steps.groups).x  # only differences matter, and equal returns become zeros
-    m, others = elsewhere(x, steps.row, steps.group, steps.groups)
+    others, m = elsewhere(steps.row, steps.group, steps.groups, x)
     m = m / others.clamp(min=1)
-    total, mates = elsewhere(x, steps.row, part, parts)
+    mates, total = elsewhere(steps.row, part, parts, x)
     guess = (total + m) / (mates + 1)
     counted = others > 0
     return float(((x - m)[counted] ** 2).sum()), float(((x - guess)[counted] ** 2).sum())

@@ -47,31 +47,37 @@ def constants(steps: StepBatch, parts: Parts, config: BipaceConfig) -> dict[str,
     return dict(zip(("bipace/k_part", "bipace/k_action", "bipace/k_history"), measured, strict=True))
 
 
-def noise_ratio(x: torch.Tensor, upper: Labels, lower: Labels, row: torch.Tensor) -> float:
-    """k = s2 / t2 of the parts `lower` inside the parts `upper`; `MOST` if larger or if nothing tells.
+def squares(x: torch.Tensor, row: torch.Tensor, labels: Labels) -> tuple[torch.Tensor, torch.Tensor]:
+    """([N], [N]) sum of the squared differences to the label's rows of other trajectories, and their number.
+
+    Pairs within a trajectory (`row` [N] int64) are left out: the returns of one rollout share its luck.
+    """
+    n, total, square = elsewhere(row, *labels, x, x.square())
+    return (n * x.square() - 2 * x * total + square).clamp_(min=0), n
+
+
+def noise_ratio(
+    upper: tuple[torch.Tensor, torch.Tensor], lower: tuple[torch.Tensor, torch.Tensor], least: float
+) -> float:
+    """k = s2 / t2 of lower parts inside upper ones, from the `squares` of both; `MOST` if larger or if nothing tells.
 
     Two returns of one lower part differ by 2 s2 in mean square, two of one upper part but different lower parts by
-    2 (s2 + t2). Only pairs from different trajectories count: the returns of one rollout share its luck. Only rows
-    that have both kinds of partner count, so that both means are over the same rows.
-
-    Args:
-        x: [N] float64 returns. upper, lower: labels and their number, lower ones nested in upper ones.
-        row: [N] int64, each row's trajectory.
+    2 (s2 + t2). Only rows that have both kinds of partner count, so that both means are over the same rows. A
+    difference of the means up to `least` is rounding.
     """
-    near, nears = _squares(x, row, lower)
-    far, fars = _squares(x, row, upper)
-    far, fars = far - near, fars - nears
+    (near, nears), (far, fars) = lower, (upper[0] - lower[0], upper[1] - lower[1])
     both = (nears > 0) & (fars > 0)
     if not both.any():
         return MOST
     within, across = (float(a[both].sum() / n[both].sum()) for a, n in ((near, nears), (far, fars)))
     between = across - within
-    return min(within / between, MOST) if between > NOTHING * float(x.square().mean()) else MOST
+    return min(within / between, MOST) if between > least else MOST
 
 
 def _measure(steps: StepBatch, levels: Sequence[Labels]) -> list[float]:
     x = Parts.of(steps.ret, *levels[0]).x
-    return [noise_ratio(x, upper, lower, steps.row) for upper, lower in pairwise(levels)]
+    least = NOTHING * float(x.square().mean()) if len(x) else 0.0
+    return [noise_ratio(a, b, least) for a, b in pairwise(squares(x, steps.row, level) for level in levels)]
 
 
 def _levels(steps: StepBatch, parts: Parts, config: BipaceConfig) -> list[Labels]:
@@ -101,10 +107,3 @@ def _branch(levels: Sequence[Labels]) -> torch.Tensor:
     alone, lone = (sizes(*labels).index_select(0, labels[0]) == 1 for labels in (part, action))
     branch = torch.full((len(alone),), int(Branch.PACE), dtype=torch.int8)
     return branch.masked_fill_(lone, int(Branch.FALLBACK)).masked_fill_(alone, int(Branch.SINGLETON))
-
-
-def _squares(x: torch.Tensor, row: torch.Tensor, labels: Labels) -> tuple[torch.Tensor, torch.Tensor]:
-    """([N], [N]) sum of the squared differences to the label's rows of other trajectories, and their number."""
-    total, n = elsewhere(x, row, *labels)
-    square, _ = elsewhere(x.square(), row, *labels)
-    return (n * x.square() - 2 * x * total + square).clamp_(min=0), n

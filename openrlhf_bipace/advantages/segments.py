@@ -53,12 +53,11 @@ def owner(part: torch.Tensor, label: torch.Tensor, count: int) -> torch.Tensor:
     return torch.empty(count, dtype=torch.int64).scatter_(0, label, part)
 
 
-def elsewhere(x: torch.Tensor, row: torch.Tensor, part: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """([N], [N]) sum of `x` and number of rows in each row's part that belong to other trajectories than its `row`."""
+def elsewhere(row: torch.Tensor, part: torch.Tensor, count: int, *values: torch.Tensor) -> list[torch.Tensor]:
+    """[N] number of rows of other trajectories (`row`) in each row's part, and [N] the sum of each value over them."""
     own, owns = pair(part, row)
-    total = add(x, part, count)[part] - add(x, own, owns)[own]
-    rows = sizes(part, count)[part] - sizes(own, owns)[own]
-    return total, rows
+    every = (torch.ones(len(row), dtype=torch.float64), *values)
+    return [add(x, part, count).index_select(0, part) - add(x, own, owns).index_select(0, own) for x in every]
 
 
 @dataclass(slots=True)
