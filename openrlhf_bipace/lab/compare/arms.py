@@ -33,6 +33,7 @@ ARMS = {
     "bipace_q_prompt_end": Arm("bipace_q", PROMPT_END),
     "bipace_eb": Arm("bipace_eb"),
     "bipace_hgpo": Arm("bipace_hgpo"),
+    "one_nested": Arm("one_nested"),  # control: bipace_hgpo without clusters
     "grpo_mean": Arm("grpo", {"episode_mode": "mean"}),
     "hgpo": Arm("hgpo"),
     "bipace_diff": Arm("bipace_diff"),

@@ -35,8 +35,8 @@ QUESTIONS = [
     *(Question("Does a step term beat GRPO?", CRAFT, a, "grpo") for a in ("gigpo", "bipace_q")),
 ]
 REST = (
-    "grpo_mean", "hgpo", "bipace_diff", "pace_q", "bipace_q_shrunk", "state_q", "ngram_q", "bigpo_prompt_end",
-    "bipace_q_paper",
+    "one_nested", "grpo_mean", "hgpo", "bipace_diff", "pace_q", "bipace_q_shrunk", "state_q", "ngram_q",
+    "bigpo_prompt_end", "bipace_q_paper",
 )  # fmt: skip
 W1 = tuple(arm for arm in ARMS if arm.endswith("_w1"))
 # (engine, setting) -> seeds of each arm
