@@ -15,8 +15,10 @@ ENGINES = ("lab", "full")
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The study's flags."""
     parser.add_argument("--engine", choices=ENGINES, default="lab", help="one process of PyTorch, or bipace-train")
-    parser.add_argument("--settings", nargs="+", choices=[*SETTINGS], default=[], help="of the planned ones; all")
-    parser.add_argument("--arms", nargs="+", choices=[*ARMS], default=[], metavar="ARM", help=f"{' '.join(ARMS)}; all")
+    parser.add_argument("--settings", nargs="+", choices=[*SETTINGS], default=[], metavar="SETTING",
+        help=f"of {', '.join(SETTINGS)}; if none are given, all that are planned")  # fmt: skip
+    parser.add_argument("--arms", nargs="+", choices=[*ARMS], default=[], metavar="ARM", 
+        help=f"of {', '.join(ARMS)}; if none are given, all that are planned")  # fmt: skip
     parser.add_argument("--seeds", type=int, default=0, help="runs per arm (0: as planned)")
     parser.add_argument("--work", type=Path, default=Path("runs/compare"), help="runs; those finished are kept")
     parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder for the tables and figures")
