@@ -17,7 +17,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", choices=ENGINES, default="lab", help="one process of PyTorch, or bipace-train")
     parser.add_argument("--settings", nargs="+", choices=[*SETTINGS], default=[], metavar="SETTING",
         help=f"of {', '.join(SETTINGS)}; if none are given, all that are planned")  # fmt: skip
-    parser.add_argument("--arms", nargs="+", choices=[*ARMS], default=[], metavar="ARM", 
+    parser.add_argument("--arms", nargs="+", choices=[*ARMS], default=[], metavar="ARM",
         help=f"of {', '.join(ARMS)}; if none are given, all that are planned")  # fmt: skip
     parser.add_argument("--seeds", type=int, default=0, help="runs per arm (0: as planned)")
     parser.add_argument("--work", type=Path, default=Path("runs/compare"), help="runs; those finished are kept")
