@@ -1,0 +1,129 @@
+"""How well a partition, or the vectors behind it, tell the environment's true states apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import mannwhitneyu
+
+from openrlhf_bipace.advantages import calibrate, estimate, leave_one_out_r2
+from openrlhf_bipace.advantages.batch import StepBatch
+from openrlhf_bipace.advantages.segments import owner, pair
+from openrlhf_bipace.config import BipaceConfig
+
+# of `advantages.diagnostics`, what describes a partition rather than its advantages
+DIAGNOSTICS = (
+    "clusters",
+    "cluster_singleton_rate",
+    "row_singleton_rate",
+    "cluster_size_mean",
+    "cluster_size_p90",
+    "giant_share",
+    "matched_pairs",
+    "rows_pace",
+    "rows_fallback",
+    "rows_singleton",
+    "keys_per_cluster",
+    "clusters_multi_key",
+    "return_std_within",
+)
+DIGITS = 9  # to which cosines are compared: equal vectors differ in the last bits
+QUANTILES = (10, 50, 90)
+
+
+def of_data(steps: StepBatch, trajectories: Sequence[Any]) -> dict[str, float]:
+    """What was collected. `states` are counted within groups, as clusters are."""
+    states, count = pair(steps.group, steps.state_key)
+    texts = pair(states, steps.observation_key)[1]
+    return {
+        "trajectories": len(trajectories),
+        "success": float(np.mean([t.success for t in trajectories])),
+        "turns": len(steps),
+        "turns_per_group": len(steps) / steps.groups,
+        "parse_rate": float(steps.valid.double().mean()),
+        "accepted_rate": float(np.mean([step.accepted for t in trajectories for step in t.steps])),
+        "states": count,
+        "texts_per_state": texts / count,
+        "states_per_text": texts / pair(steps.group, steps.observation_key)[1],
+    }
+
+
+def of_partition(labels: torch.Tensor, steps: StepBatch, config: BipaceConfig) -> dict[str, float]:
+    """Sizes, action keys and returns as an iteration's diagnostics have them, purity, completeness and R².
+
+    Purity: share of turns whose state is their part's most frequent one. Completeness: share of turns that are in the
+    largest part of their state. Needs the true state of every turn.
+
+    Args:
+        labels: [N] int64; parts never cross groups.
+    """
+    steps.cluster = labels
+    described = estimate("bipace_q", steps, config).diagnostics
+    state, _ = pair(steps.group, steps.state_key)
+    return {
+        **{name: described[f"bipace/{name}"] for name in DIAGNOSTICS if f"bipace/{name}" in described},
+        "purity": majority_share(labels, state),
+        "completeness": majority_share(state, labels),
+        "r2": leave_one_out_r2(labels, steps, config.scope),
+    }
+
+
+def majority_share(part: torch.Tensor, key: torch.Tensor) -> float:
+    """Share of rows whose `key` [N] is the most frequent one of their `part` [N]."""
+    both, count = pair(part, key)
+    rows = torch.bincount(both, minlength=count)
+    parts = owner(part, both, count)
+    most = torch.zeros(int(part.max()) + 1, dtype=torch.int64).scatter_reduce_(0, parts, rows, "amax")
+    return float(most.sum()) / len(part)
+
+
+def of_vectors(phi: torch.Tensor, steps: StepBatch, config: BipaceConfig) -> dict[str, float]:
+    """Measures of the vectors themselves, and the ε of --bipace.epsilon auto. Those of no pairs at all are left out.
+
+    anisotropy: mean cosine of any two turns. All else is of pairs of turns of one group. auc: probability that a pair
+    of one state has a larger cosine than a pair of two states (ties count half). auc_new_text: the same for pairs of
+    different texts, which an observation hash never joins. distance_*: percentiles of 1 - cosine.
+
+    Args:
+        phi: [N, d] float.
+    """
+    unit = torch.nn.functional.normalize(phi.double(), dim=1)
+    n = len(unit)
+    total = unit.sum(dim=0)
+    out = {"anisotropy": float((total @ total - n) / (n * (n - 1)))} if n > 1 else {}
+    cosine, same, new_text = _pairs(unit, steps)
+    groups = {"same": same, "same_new_text": same & new_text, "different": ~same}
+    for name, chosen in groups.items():
+        out[f"pairs_{name}"] = int(chosen.sum())
+        if chosen.any():
+            found = np.percentile(1 - cosine[chosen], QUANTILES)
+            out |= {f"distance_{name}_p{q}": float(value) for q, value in zip(QUANTILES, found, strict=True)}
+    out |= _auc("auc", cosine[same], cosine[~same])
+    out |= _auc("auc_new_text", cosine[same & new_text], cosine[~same & new_text])
+    found = calibrate(phi, steps, config)
+    return out | {
+        "auto_epsilon": found.epsilon,
+        "auto_r2": found.r2,
+        "auto_refused": float(found.refused),
+    }
+
+
+def _pairs(unit: torch.Tensor, steps: StepBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of every pair of turns of one group: cosine, whether the state is the same, whether the texts differ."""
+    cosine, same, new_text = [], [], []
+    for group in range(steps.groups):
+        rows = torch.nonzero(steps.group == group)[:, 0]
+        i, j = torch.triu_indices(len(rows), len(rows), offset=1)
+        cosine.append((unit[rows] @ unit[rows].T)[i, j])
+        same.append(steps.state_key[rows[i]] == steps.state_key[rows[j]])
+        new_text.append(steps.observation_key[rows[i]] != steps.observation_key[rows[j]])
+    return torch.cat(cosine).numpy().round(DIGITS), torch.cat(same).numpy(), torch.cat(new_text).numpy()
+
+
+def _auc(name: str, higher: np.ndarray, lower: np.ndarray) -> dict[str, float]:
+    if not len(higher) or not len(lower):
+        return {}
+    return {name: float(mannwhitneyu(higher, lower).statistic / (len(higher) * len(lower)))}
