@@ -90,6 +90,17 @@ def test_a_state_of_two_groups_is_two_states():
     assert measures.of_partition(torch.tensor([0, 0, 1, 1]), steps, CONFIG)["completeness"] == 1
 
 
+def test_an_interval_is_the_jackknife_over_groups():
+    """Purity 1 in one group, a half in the other: without one of them it is the other's."""
+    found = measures.of_partition(torch.tensor([0, 0, 1, 1]), batch("AAAB", "uvwx", group="ggHH"), CONFIG)
+    error = math.sqrt(1 / 2 * (0.25**2 + 0.25**2))
+    assert found["purity"] == 0.75
+    assert found["purity_ci"] == pytest.approx(12.7062 * error, rel=1e-4)  # Student's t of one degree of freedom
+    assert found["completeness"] == 1 and found["completeness_ci"] == 0
+    one = measures.of_partition(torch.tensor([0, 0, 1, 1]), batch("AAAB", "uvwx"), CONFIG)
+    assert "purity_ci" not in one
+
+
 def test_separable_vectors_have_an_auc_of_one():
     found = measures.of_vectors(unit(0, 5, 90, 95), batch("AABB", "uvwx"), CONFIG)
     assert found["auc"] == found["auc_new_text"] == 1

@@ -1,8 +1,13 @@
-"""How well a partition, or the vectors behind it, tell the environment's true states apart."""
+"""How well a partition, or the vectors behind it, tell the environment's true states apart.
+
+``<measure>_ci`` is half a 95 % interval, by the jackknife over prompt groups: how much the tasks matter that happened
+to be played.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +18,11 @@ from openrlhf_bipace.advantages import calibrate, estimate, leave_one_out_r2
 from openrlhf_bipace.advantages.batch import StepBatch
 from openrlhf_bipace.advantages.segments import owner, pair
 from openrlhf_bipace.config import BipaceConfig
+from openrlhf_bipace.lab.oracle.measures import Measure
 
 # of `advantages.diagnostics`, what describes a partition rather than its advantages
 DIAGNOSTICS = (
     "clusters",
-    "cluster_singleton_rate",
     "row_singleton_rate",
     "cluster_size_mean",
     "cluster_size_p90",
@@ -63,12 +68,15 @@ def of_partition(labels: torch.Tensor, steps: StepBatch, config: BipaceConfig) -
     steps.cluster = labels
     described = estimate("bipace_q", steps, config).diagnostics
     state, _ = pair(steps.group, steps.state_key)
-    return {
-        **{name: described[f"bipace/{name}"] for name in DIAGNOSTICS if f"bipace/{name}" in described},
-        "purity": majority_share(labels, state),
-        "completeness": majority_share(state, labels),
-        "r2": leave_one_out_r2(labels, steps, config.scope),
+    shares = {
+        "cluster_singleton_rate": lambda keep: _singletons(labels[keep]),
+        "purity": lambda keep: majority_share(labels[keep], state[keep]),
+        "completeness": lambda keep: majority_share(state[keep], labels[keep]),
     }
+    out = {name: described[f"bipace/{name}"] for name in DIAGNOSTICS if f"bipace/{name}" in described}
+    for name, share in shares.items():
+        out |= _with_interval(name, share, steps.group)
+    return out | {"r2": leave_one_out_r2(labels, steps, config.scope)}
 
 
 def majority_share(part: torch.Tensor, key: torch.Tensor) -> float:
@@ -78,6 +86,11 @@ def majority_share(part: torch.Tensor, key: torch.Tensor) -> float:
     parts = owner(part, both, count)
     most = torch.zeros(int(part.max()) + 1, dtype=torch.int64).scatter_reduce_(0, parts, rows, "amax")
     return float(most.sum()) / len(part)
+
+
+def _singletons(labels: torch.Tensor) -> float:
+    sizes = torch.unique(labels, return_counts=True)[1]
+    return float((sizes == 1).double().mean())
 
 
 def of_vectors(phi: torch.Tensor, steps: StepBatch, config: BipaceConfig) -> dict[str, float]:
@@ -94,15 +107,15 @@ def of_vectors(phi: torch.Tensor, steps: StepBatch, config: BipaceConfig) -> dic
     n = len(unit)
     total = unit.sum(dim=0)
     out = {"anisotropy": float((total @ total - n) / (n * (n - 1)))} if n > 1 else {}
-    cosine, same, new_text = _pairs(unit, steps)
-    groups = {"same": same, "same_new_text": same & new_text, "different": ~same}
-    for name, chosen in groups.items():
+    group, cosine, same, new_text = _pairs(unit, steps)
+    for name, chosen in (("same", same), ("same_new_text", same & new_text), ("different", ~same)):
         out[f"pairs_{name}"] = int(chosen.sum())
         if chosen.any():
             found = np.percentile(1 - cosine[chosen], QUANTILES)
             out |= {f"distance_{name}_p{q}": float(value) for q, value in zip(QUANTILES, found, strict=True)}
-    out |= _auc("auc", cosine[same], cosine[~same])
-    out |= _auc("auc_new_text", cosine[same & new_text], cosine[~same & new_text])
+    every = torch.ones_like(new_text)
+    for name, kept in (("auc", every), ("auc_new_text", new_text)):
+        out |= _with_interval(name, lambda keep, kept=kept: _auc(cosine[keep & kept], same[keep & kept]), group)
     found = calibrate(phi, steps, config)
     return out | {
         "auto_epsilon": found.epsilon,
@@ -111,19 +124,38 @@ def of_vectors(phi: torch.Tensor, steps: StepBatch, config: BipaceConfig) -> dic
     }
 
 
-def _pairs(unit: torch.Tensor, steps: StepBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of every pair of turns of one group: cosine, whether the state is the same, whether the texts differ."""
-    cosine, same, new_text = [], [], []
+def _pairs(unit: torch.Tensor, steps: StepBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of every pair of turns of one group: group, cosine, whether the state is the same, whether the texts differ."""
+    out = []
     for group in range(steps.groups):
         rows = torch.nonzero(steps.group == group)[:, 0]
         i, j = torch.triu_indices(len(rows), len(rows), offset=1)
-        cosine.append((unit[rows] @ unit[rows].T)[i, j])
-        same.append(steps.state_key[rows[i]] == steps.state_key[rows[j]])
-        new_text.append(steps.observation_key[rows[i]] != steps.observation_key[rows[j]])
-    return torch.cat(cosine).numpy().round(DIGITS), torch.cat(same).numpy(), torch.cat(new_text).numpy()
+        cosine = (unit[rows] @ unit[rows].T)[i, j].round(decimals=DIGITS)
+        state, text = steps.state_key[rows], steps.observation_key[rows]
+        out.append((torch.full_like(i, group), cosine, state[i] == state[j], text[i] != text[j]))
+    return tuple(torch.cat(parts) for parts in zip(*out, strict=True))
 
 
-def _auc(name: str, higher: np.ndarray, lower: np.ndarray) -> dict[str, float]:
+def _auc(score: torch.Tensor, label: torch.Tensor) -> float:
+    """Probability that a score of label True beats one of label False; NaN where one kind is missing."""
+    higher, lower = score[label], score[~label]
     if not len(higher) or not len(lower):
+        return math.nan
+    return float(mannwhitneyu(higher, lower).statistic / (len(higher) * len(lower)))
+
+
+def _with_interval(name: str, measure: Callable[[torch.Tensor], float], group: torch.Tensor) -> dict[str, float]:
+    """`measure` of all rows, and the half-width of its interval; without either where it is not defined.
+
+    Args:
+        measure: of the rows that a bool mask [N] keeps.
+        group: [N] int64 codes 0 .. groups - 1 of the rows.
+    """
+    value = measure(torch.ones_like(group, dtype=torch.bool))
+    if math.isnan(value):
         return {}
-    return {name: float(mannwhitneyu(higher, lower).statistic / (len(higher) * len(lower)))}
+    groups = torch.unique(group)
+    without = np.array([measure(group != one) for one in groups]) if len(groups) > 1 else np.array([math.nan])
+    if np.isnan(without).any():
+        return {name: value}
+    return {name: value, f"{name}_ci": Measure(value, without).half_width}

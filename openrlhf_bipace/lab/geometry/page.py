@@ -111,7 +111,7 @@ def _where(row: Row) -> str:
 
 
 def _cells(row: Row, columns: Iterable[str]) -> list[str]:
-    return [_cell(name, row.get(name)) for name in columns]
+    return [_cell(name, row.get(name)) + _margin(row.get(f"{name}_ci")) for name in columns]
 
 
 def _cell(name: str, value: str | None) -> str:
@@ -121,6 +121,10 @@ def _cell(name: str, value: str | None) -> str:
         return "yes" if float(value) else "no"
     number = float(value)
     return f"{number:,.0f}" if number.is_integer() and abs(number) >= 2 else f"{number:.3g}"
+
+
+def _margin(half_width: str | None) -> str:
+    return "" if half_width is None else f" ± {float(half_width):.2g}"
 
 
 def table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 FILE = "geometry.csv"
-DESIGN = ("tasks", "samples", "turns", "noise", "turn_tokens", "seed")  # flags that the file repeats
+DESIGN = ("tasks", "samples", "max_turns", "noise", "turn_tokens", "seed")  # flags that the file repeats
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +24,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--split", default="", help="split that the tasks come from (default: the environment's first)")
     add("--tasks", type=int, default=6, help="tasks, spread evenly over the split; each is a prompt group")
     add("--samples", type=int, default=8, help="rollouts per task, G")
-    add("--turns", type=int, default=12, help="turns per rollout at most")
+    add("--max-turns", type=int, default=12, help="turns per rollout")
     add("--players", nargs="+", default=list(PLAYERS), choices=PLAYERS, help="who plays")
     add("--responses", nargs="+", default=list(RESPONSES), choices=RESPONSES,
         help="of scripted players: a thought that says nothing and the action, or the action alone")  # fmt: skip
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
         draw(args.draw.parent, rows)
         return
     if args.quick:
-        args.tasks, args.samples, args.turns, args.epsilons = 2, 3, 4, [0.01, 0.1]
+        args.tasks, args.samples, args.max_turns, args.epsilons = 2, 3, 4, [0.01, 0.1]
     check(args)
     new = measure(args)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def draw(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Raise ValueError naming the flag that is out of range."""
-    for name, low in (("tasks", 1), ("samples", 2), ("turns", 1), ("turn_tokens", 1)):
+    for name, low in (("tasks", 1), ("samples", 2), ("max_turns", 1), ("turn_tokens", 1)):
         if getattr(args, name) < low:
             flag = name.replace("_", "-")
             raise ValueError(f"--{flag}: got {getattr(args, name)}, allowed: {low} or more")
@@ -107,7 +107,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         data=data,
         context=args.context or ("full" if args.model == TINY else "window"),
         template=args.template or ("terse" if args.model == TINY else "react"),
-        max_turns=args.turns,
+        max_turns=args.max_turns,
         max_turn_tokens=args.turn_tokens,
     )
     head = {"template": agent.template, **{name: vars(args)[name] for name in DESIGN}, **source}
