@@ -124,6 +124,18 @@ def test_the_auc_is_that_of_scikit_learn_within_groups():
         assert found[name] == pytest.approx(roc_auc_score(same, score))
 
 
+def test_what_the_vectors_hold_instead_of_the_state():
+    """Two trajectories of two turns; the vectors know the turn and nothing else."""
+    steps = StepBatch(
+        group=["g"] * 4, trajectory=[0, 0, 1, 1], turn=[0, 1, 0, 1], ret=[0.0] * 4, score=[0.0] * 4,
+        action_key=["k"] * 4, observation_key=list("uvwx"), state_key=list("ABBA"), valid=[True] * 4,
+    )  # fmt: skip
+    found = measures.of_vectors(unit(0, 90, 0, 90), steps, CONFIG)
+    assert found["auc_turn"] == 1
+    # cosine 1 for the pairs 02 and 13, else 0; one state: 03, 12; one trajectory: 01, 23
+    assert found["auc"] == found["auc_trajectory"] == 0.25
+
+
 def test_equal_vectors_are_a_coin_toss():
     found = measures.of_vectors(torch.ones(4, 3), batch("AABB", "uvwx"), CONFIG)
     assert found["auc"] == 0.5 and found["anisotropy"] == pytest.approx(1)
@@ -268,7 +280,9 @@ def test_the_study_writes_table_page_and_figures(written):
     assert settings == {("model", "own"), *itertools.product(("solver", "random"), ("think", "action"))}
     kinds = {row["kind"] for row in rows}
     assert kinds == {"data", "one", "observation", "state", "ngram", "hidden", "vectors"}
-    assert len(rows) == 5 * (4 + 2 + 2 * 2 * (1 + 2))  # settings x (plain kinds, ngram, layers x positions x ...)
+    assert len(rows) == 5 * (
+        4 + 1 + 2 + 2 * 2 * (1 + 2)
+    )  # settings x (plain kinds, ngram and its vectors, layers x positions x ...)
     for row in rows:
         if row["kind"] == "state":
             assert row["purity"] == row["completeness"] == "1"
@@ -313,6 +327,7 @@ def test_a_file_of_something_else_is_refused(tmp_path):
         (["--noise", "1.5"], "--noise: got 1.5, allowed: a probability"),
         (["--epsilons", "3"], "--epsilons: got 3.0, allowed: cosine distances"),
         (["--tasks", "100000"], "--tasks: got 100000, allowed: at most"),
+        (["--env", "chess"], "--env: got chess, allowed with --model tiny: alfworld, rooms"),
         (["--draw", "nowhere.csv"], "--draw: got nowhere.csv"),
     ],
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openrlhf_bipace.lab.geometry.page import main_layer
-from openrlhf_bipace.lab.geometry.tables import Row, setting_of
+from openrlhf_bipace.lab.geometry.tables import NGRAM, Row, setting_of
 from openrlhf_bipace.lab.oracle.figures import STYLE
 
 if TYPE_CHECKING:
@@ -102,6 +102,10 @@ def _auc(figure: Figure, rows: Sequence[Row]) -> None:
                 shown = [row for row in found if name in row]
                 axes.plot([int(row["layer"]) for row in shown], [float(row[name]) for row in shown], style,
                           color=PLAYERS[player], marker="o", markersize=3, label=label)  # fmt: skip
+        words = _of(_main(own), "vectors", NGRAM)
+        if words and "auc_new_text" in words[0]:
+            axes.axhline(float(words[0]["auc_new_text"]), color="#6B6B6B", linestyle="--",
+                         label="solver, different texts: by their words")  # fmt: skip
         axes.axhline(0.5, color="#1A1A1A", linewidth=0.8)
         _layers(axes, _of(own, "vectors", position))
     _finish(figure, panels, "AUC, one state against two")

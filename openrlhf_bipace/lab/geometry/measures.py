@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ DIAGNOSTICS = (
 )
 DIGITS = 9  # to which cosines are compared: equal vectors differ in the last bits
 QUANTILES = (10, 50, 90)
+PAIRS = 2**14  # whose vectors are multiplied at a time
 
 
 def of_data(steps: StepBatch, trajectories: Sequence[Any]) -> dict[str, float]:
@@ -98,7 +100,8 @@ def of_vectors(phi: torch.Tensor, steps: StepBatch, config: BipaceConfig) -> dic
 
     anisotropy: mean cosine of any two turns. All else is of pairs of turns of one group. auc: probability that a pair
     of one state has a larger cosine than a pair of two states (ties count half). auc_new_text: the same for pairs of
-    different texts, which an observation hash never joins. distance_*: percentiles of 1 - cosine.
+    different texts, which an observation hash never joins. auc_turn, auc_trajectory: of pairs of one turn number or
+    one trajectory against the others. distance_*: percentiles of 1 - cosine.
 
     Args:
         phi: [N, d] float.
@@ -107,15 +110,23 @@ def of_vectors(phi: torch.Tensor, steps: StepBatch, config: BipaceConfig) -> dic
     n = len(unit)
     total = unit.sum(dim=0)
     out = {"anisotropy": float((total @ total - n) / (n * (n - 1)))} if n > 1 else {}
-    group, cosine, same, new_text = _pairs(unit, steps)
+    i, j = _pairs(steps)
+    cosine = torch.cat([(unit[a] * unit[b]).sum(dim=1) for a, b in zip(i.split(PAIRS), j.split(PAIRS), strict=True)])
+    cosine, group = cosine.round(decimals=DIGITS), steps.group[i]
+    same, new_text = steps.state_key[i] == steps.state_key[j], steps.observation_key[i] != steps.observation_key[j]
     for name, chosen in (("same", same), ("same_new_text", same & new_text), ("different", ~same)):
         out[f"pairs_{name}"] = int(chosen.sum())
         if chosen.any():
             found = np.percentile(1 - cosine[chosen], QUANTILES)
             out |= {f"distance_{name}_p{q}": float(value) for q, value in zip(QUANTILES, found, strict=True)}
-    every = torch.ones_like(new_text)
-    for name, kept in (("auc", every), ("auc_new_text", new_text)):
-        out |= _with_interval(name, lambda keep, kept=kept: _auc(cosine[keep & kept], same[keep & kept]), group)
+    wanted = {
+        "auc": (same, torch.ones_like(same)),
+        "auc_new_text": (same, new_text),
+        "auc_turn": (steps.turn[i] == steps.turn[j], torch.ones_like(same)),
+        "auc_trajectory": (steps.row[i] == steps.row[j], torch.ones_like(same)),
+    }
+    for name, (label, kept) in wanted.items():
+        out |= _with_interval(name, partial(_auc_where, cosine, label, kept), group)
     found = calibrate(phi, steps, config)
     return out | {
         "auto_epsilon": found.epsilon,
@@ -124,16 +135,17 @@ def of_vectors(phi: torch.Tensor, steps: StepBatch, config: BipaceConfig) -> dic
     }
 
 
-def _pairs(unit: torch.Tensor, steps: StepBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of every pair of turns of one group: group, cosine, whether the state is the same, whether the texts differ."""
-    out = []
+def _pairs(steps: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two rows of every pair of turns of one group."""
+    found = []
     for group in range(steps.groups):
         rows = torch.nonzero(steps.group == group)[:, 0]
-        i, j = torch.triu_indices(len(rows), len(rows), offset=1)
-        cosine = (unit[rows] @ unit[rows].T)[i, j].round(decimals=DIGITS)
-        state, text = steps.state_key[rows], steps.observation_key[rows]
-        out.append((torch.full_like(i, group), cosine, state[i] == state[j], text[i] != text[j]))
-    return tuple(torch.cat(parts) for parts in zip(*out, strict=True))
+        found.append(rows[torch.triu_indices(len(rows), len(rows), offset=1)])
+    return tuple(torch.cat(found, dim=1))
+
+
+def _auc_where(score: torch.Tensor, label: torch.Tensor, kept: torch.Tensor, keep: torch.Tensor) -> float:
+    return _auc(score[kept & keep], label[kept & keep])
 
 
 def _auc(score: torch.Tensor, label: torch.Tensor) -> float:

@@ -27,7 +27,8 @@ PARTITION = {
 VECTORS = {
     "anisotropy": "mean cosine", "distance_same_new_text_p50": "same state, other text",
     "distance_different_p10": "other state, P10", "distance_different_p50": "median", "auc": "AUC",
-    "auc_new_text": "AUC, other text", "auto_epsilon": "ε auto", "auto_r2": "R² there", "auto_refused": "refused",
+    "auc_new_text": "AUC, other text", "auc_turn": "AUC of the turn", "auc_trajectory": "of the trajectory",
+    "auto_epsilon": "ε auto", "auto_r2": "R² there", "auto_refused": "refused",
 }  # fmt: skip
 
 
@@ -76,8 +77,8 @@ def _chosen(rows: Sequence[Row]) -> list[tuple[str, Row]]:
         if row := hidden.get((layer, "prompt_end", epsilon)):
             out.append((f"hidden, {_where(row)}, ε {epsilon} (recipe)", row))
     for vectors in kinds["vectors"]:
-        row = hidden.get((vectors["layer"], vectors["position"], vectors["auto_epsilon"]))
-        if row and vectors["layer"] == main_layer(rows):
+        row = hidden.get((vectors.get("layer"), vectors["position"], vectors["auto_epsilon"]))
+        if row and row["layer"] == main_layer(rows):
             out.append((f"hidden, {_where(row)}, ε {row['epsilon']} (auto)", row))
     if hidden:
         best = max(hidden.values(), key=agreement)
@@ -100,9 +101,12 @@ def main_layer(rows: Iterable[Row]) -> str:
 def _vectors(rows: Sequence[Row]) -> str:
     found = [row for row in rows if row["kind"] == "vectors"]
     recipes = {layer for layer, _ in RECIPES}
-    if any(row["layer"] in recipes for row in found):  # a deep model: the others are in the file and the figures
-        found = [row for row in found if row["layer"] in recipes]
-    lines = [[", ".join(setting_of(row)[3:]), row["layer"], row["position"], *_cells(row, VECTORS)] for row in found]
+    if any(row.get("layer") in recipes for row in found):  # a deep model: the others are in the file and the figures
+        found = [row for row in found if row.get("layer", "-8") in recipes]
+    lines = [
+        [", ".join(setting_of(row)[3:]), row.get("layer", "–"), row["position"], *_cells(row, VECTORS)]
+        for row in found
+    ]
     return table(["player, responses", "layer", "position", *VECTORS.values()], lines)
 
 

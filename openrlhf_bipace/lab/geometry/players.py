@@ -17,7 +17,8 @@ from openrlhf_bipace.records import Trajectory
 from openrlhf_bipace.rollout.agent import AgentLoop, Generate, Generation
 
 SOLVER, RANDOM, MODEL = PLAYERS = ("solver", "random", "model")
-THINK, ACTION = RESPONSES = ("think", "action")
+THINK, ACTION = RESPONSES = ("think", "action")  # of the scripted players
+OWN = "own"  # the model's
 # Reasoning that says nothing about the state; one is drawn for every turn.
 THOUGHTS = (
     "I should think about what to do next.",
@@ -68,6 +69,32 @@ def recite(commands: Sequence[str], responses: str, tokenizer: Any, rng: random.
     return generate
 
 
+def play(
+    config: AgentConfig,
+    model: Any,
+    tokenizer: Any,
+    tasks: Sequence[dict[str, Any]],
+    player: str,
+    responses: str,
+    *,
+    samples: int,
+    noise: float,
+    seed: int,
+) -> list[Trajectory]:
+    """`samples` episodes of every task by `player`; a task is a group. The model's `responses` are its own.
+
+    Raises RuntimeError if the environment fails.
+    """
+    if player == MODEL:
+        played = play_model(config, model, tokenizer, tasks, samples=samples, seed=seed)
+    else:
+        played = play_scripts(config, tokenizer, tasks, player, responses, samples=samples, noise=noise, seed=seed)
+    for trajectory in played:
+        if trajectory.end.failed:
+            raise RuntimeError(f"an episode failed: {trajectory.error}")
+    return played
+
+
 def play_scripts(
     config: AgentConfig,
     tokenizer: Any,
@@ -79,10 +106,7 @@ def play_scripts(
     noise: float,
     seed: int,
 ) -> list[Trajectory]:
-    """`samples` episodes of every task by a scripted `player`. A seed gives the same commands whatever `responses`.
-
-    Raises RuntimeError if the environment fails.
-    """
+    """`samples` episodes of every task by a scripted `player`. A seed gives the same commands whatever `responses`."""
     shadow = envs.make(config.env, **({"data": config.data} if config.data else {}))
     loop = AgentLoop(config, tokenizer, 1 << 30)
     episodes = [(index, sample) for index in range(len(tasks)) for sample in range(samples)]
@@ -95,8 +119,6 @@ def play_scripts(
             commands = script(shadow, tasks[index], player, limit, noise, rng)
             generate = recite(commands, responses, tokenizer, rng)
             out.append(await loop.run(tasks[index], str(index), sample, generate, rng.getrandbits(31)))
-            if out[-1].end.failed:
-                raise RuntimeError(f"an episode failed: {out[-1].error}")
         return out
 
     try:
@@ -107,23 +129,13 @@ def play_scripts(
 
 
 def play_model(
-    config: AgentConfig,
-    model: Any,
-    tokenizer: Any,
-    tasks: Sequence[dict[str, Any]],
-    *,
-    samples: int,
-    seed: int,
-    max_length: int,
+    config: AgentConfig, model: Any, tokenizer: Any, tasks: Sequence[dict[str, Any]], *, samples: int, seed: int
 ) -> list[Trajectory]:
-    """`samples` episodes of every task by the model itself, sampled at temperature 1, a task at a time.
-
-    Args:
-        max_length: token budget of a training row, as for `evaluate`.
-    """
+    """`samples` episodes of every task by the model itself, sampled at temperature 1, a task at a time."""
     out = []
     for index, task in enumerate(tqdm(tasks, desc="   model", unit="task")):
         draws = random.Random(f"{seed} {index}").getrandbits(31)
-        played = evaluate(model, tokenizer, config, [task], samples=samples, seed=draws, max_length=max_length)
+        length = model.config.max_position_embeddings
+        played = evaluate(model, tokenizer, config, [task], samples=samples, seed=draws, max_length=length)
         out += [replace(trajectory, group=str(index)) for trajectory in played]
     return out

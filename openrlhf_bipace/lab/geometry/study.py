@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +58,10 @@ def run(args: argparse.Namespace) -> None:
     if args.quick:
         args.tasks, args.samples, args.max_turns, args.epsilons = 2, 3, 4, [0.01, 0.1]
     check(args)
-    new = measure(args)
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / FILE
-    tables.write(path, tables.merge(tables.read(path), new))
+    for new in measure(args):  # written one by one: what is done stays done
+        tables.write(path, tables.merge(tables.read(path), new))
     draw(args.out, tables.read(path))
 
 
@@ -76,28 +76,33 @@ def draw(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Raise ValueError naming the flag that is out of range."""
+    from openrlhf_bipace.lab.geometry.load import TINY
+    from openrlhf_bipace.lab.settings import SETTINGS
+
     for name, low in (("tasks", 1), ("samples", 2), ("max_turns", 1), ("turn_tokens", 1)):
         if getattr(args, name) < low:
             flag = name.replace("_", "-")
             raise ValueError(f"--{flag}: got {getattr(args, name)}, allowed: {low} or more")
     if not 0 <= args.noise <= 1:
         raise ValueError(f"--noise: got {args.noise}, allowed: a probability")
+    if args.model == TINY and args.env not in SETTINGS:
+        raise ValueError(f"--env: got {args.env}, allowed with --model {TINY}: {', '.join(SETTINGS)}")
     for epsilon in args.epsilons:
         if not 0 <= epsilon <= 2:
             raise ValueError(f"--epsilons: got {epsilon}, allowed: cosine distances in [0, 2]")
 
 
-def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows of every setting that `args` asks for."""
+def measure(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
+    """The rows of one setting after the other."""
     from openrlhf_bipace.config import AgentConfig, BipaceConfig
-    from openrlhf_bipace.data.sources import folder_of
+    from openrlhf_bipace.data.sources import SOURCES, folder_of
     from openrlhf_bipace.lab.geometry import players, tables
     from openrlhf_bipace.lab.geometry.hidden import check_layers, hidden_states
     from openrlhf_bipace.lab.geometry.load import TINY, load
     from openrlhf_bipace.lab.oracle.tables import commit
 
     source = {"commit": commit(), "machine": tables.machine()}  # before the tree may change: this takes minutes
-    data = folder_of(args.env, args.data)
+    data = folder_of(args.env, args.data) if args.env in SOURCES else args.data
     tasks = tasks_of(args, data)
     model, tokenizer = load(args.model, args.env, data, args.seed, args.quick)
     layers = args.layers or default_layers(model.config.num_hidden_layers)
@@ -111,23 +116,16 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         max_turn_tokens=args.turn_tokens,
     )
     head = {"template": agent.template, **{name: vars(args)[name] for name in DESIGN}, **source}
-    rows = []
     for player in args.players:
-        for responses in ["own"] if player == players.MODEL else args.responses:
-            if player == players.MODEL:
-                room = getattr(model.config, "max_position_embeddings", 4096)
-                played = players.play_model(
-                    agent, model, tokenizer, tasks, samples=args.samples, seed=args.seed, max_length=room
-                )
-            else:
-                played = players.play_scripts(
-                    agent, tokenizer, tasks, player, responses, samples=args.samples, noise=args.noise, seed=args.seed
-                )
+        for responses in [players.OWN] if player == players.MODEL else args.responses:
             names = (args.env, Path(args.model).name, agent.context, player, responses)
-            setting = {**dict(zip(tables.SETTING, names, strict=True)), **head}
+            played = players.play(
+                agent, model, tokenizer, tasks, player, responses,
+                samples=args.samples, noise=args.noise, seed=args.seed,
+            )  # fmt: skip
             phi = hidden_states(model, played, layers, args.positions)
-            rows += tables.rows_of_setting(setting, played, phi, args.epsilons, BipaceConfig())
-    return rows
+            setting = {**dict(zip(tables.SETTING, names, strict=True)), **head}
+            yield tables.rows_of_setting(setting, played, phi, args.epsilons, BipaceConfig())
 
 
 def tasks_of(args: argparse.Namespace, data: str) -> list[dict[str, Any]]:
@@ -141,11 +139,8 @@ def tasks_of(args: argparse.Namespace, data: str) -> list[dict[str, Any]]:
 
     cls = envs.env_class(args.env)
     split = args.split or cls.splits[0]
-    every = (
-        default_tasks(args.env, split, data)
-        if args.model == TINY
-        else cls.tasks(split, **({"data": data} if data else {}))
-    )
+    options = {"data": data} if data else {}
+    every = default_tasks(args.env, split, data) if args.model == TINY else cls.tasks(split, **options)
     if len(every) < args.tasks:
         raise ValueError(f"--tasks: got {args.tasks}, allowed: at most {len(every)}, all of {args.env}'s {split}")
     return [every[k * len(every) // args.tasks] for k in range(args.tasks)]

@@ -2,7 +2,7 @@
 
 A setting is (environment, model, context, player, responses). Its rows differ in `kind`: one of "data", one of each
 partition (`observation`, `state`, `one`) or of each partition and ε (`ngram`, `hidden`), and of "vectors" one per
-layer and position.
+layer and position and one of n-grams.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from openrlhf_bipace.records import Trajectory
 
 SETTING = ("environment", "model", "context", "player", "responses")
 KEY = ("kind", "layer", "position", "epsilon")
+NGRAM = "ngram"  # instead of a position: the observation's word n-grams, for comparison
 SIGNIFICANT = 4  # digits that the file keeps
 
 Row = dict[str, Any]  # column -> value; from a file: str
@@ -51,6 +52,7 @@ def rows_of_setting(
         labels, _ = PARTITIONS[name](steps, config)
         out.append({**same, "kind": name, **measures.of_partition(labels, steps, config)})
     words = vectors(steps.observation_text, config.ngram)
+    out.append({**same, "kind": "vectors", "position": NGRAM, **measures.of_vectors(words, steps, config)})
     out += _scan({**same, "kind": "ngram"}, words, steps, epsilons, config)
     for (layer, position), vector in phi.items():
         place = {**same, "layer": layer, "position": position}
