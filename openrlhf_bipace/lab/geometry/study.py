@@ -21,7 +21,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "tiny: cloned on the spot from the environment's demonstrator")  # fmt: skip
     add("--env", default="rooms", help="environment to collect turns in")
     add("--data", default="", help="folder with the environment's data, where it needs one")
-    add("--split", default="", help="split that the tasks come from (default: the environment's first)")
+    add("--split", default="", help="split that the tasks come from; if none is given the environment's first")
     add("--tasks", type=int, default=6, help="tasks, spread evenly over the split; each is a prompt group")
     add("--samples", type=int, default=8, help="rollouts per task, G")
     add("--max-turns", type=int, default=12, help="turns per rollout")
@@ -29,10 +29,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--responses", nargs="+", default=list(RESPONSES), choices=RESPONSES,
         help="of scripted players: a thought that says nothing and the action, or the action alone")  # fmt: skip
     add("--noise", type=float, default=0.2, help="share of the solver's turns that are random commands")
-    add("--context", choices=("window", "full"), help="as --agent.context (default: window; tiny: full)")
-    add("--template", choices=("react", "terse"), help="as --agent.template (default: react; tiny: terse)")
+    add("--context", choices=("window", "full"), help="as --agent.context; if none is given window, for tiny full")
+    add("--template", choices=("react", "terse"), help="as --agent.template; if none is given react, for tiny terse")
     add("--turn-tokens", type=int, default=64, help="longest response of the model")
-    add("--layers", nargs="+", type=int, default=[], help="as --bipace.layer (default: -2 and every fourth)")
+    add("--layers", nargs="+", type=int, default=[], help="as --bipace.layer; if none are given -2 and every fourth")
     add("--positions", nargs="+", default=["prompt_end", "action_start"], choices=("prompt_end", "action_start"),
         help="as --bipace.position")  # fmt: skip
     add("--epsilons", nargs="+", type=float, default=list(GRID), help="cosine distances to cluster at")
