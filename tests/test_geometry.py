@@ -217,8 +217,10 @@ def test_thoughts_change_the_words_and_not_the_episode(played):
     assert {(t.group, t.sample) for t in played["think"]} == {(g, s) for g in "01" for s in range(3)}
 
 
-def test_hidden_states_are_those_of_one_plain_forward_per_row(played, tiny):
+@pytest.mark.parametrize("nodes", [hidden.NODES, 200])
+def test_hidden_states_are_those_of_one_plain_forward_per_row(played, tiny, nodes, monkeypatch):
     """Whatever prefix is shared, and in the order of `from_trajectories`."""
+    monkeypatch.setattr(hidden, "NODES", nodes)
     layers, positions = (-2, -3), ("prompt_end", "action_start")
     found = hidden.hidden_states(tiny.model, played["think"], layers, positions)
     expected = {key: [] for key in found}
@@ -231,6 +233,14 @@ def test_hidden_states_are_those_of_one_plain_forward_per_row(played, tiny):
     for key, rows in expected.items():
         torch.testing.assert_close(found[key], torch.cat(rows), atol=1e-4, rtol=1e-4)
     assert len(found[-2, "prompt_end"]) == len(advantages.from_trajectories(played["think"], CONFIG))
+
+
+def test_a_tree_holds_every_prefix_once():
+    tree = hidden.Tree.of([(5, 6, 7), (5, 6, 7, 9), (5, 8), (6,)])
+    assert (tree.ids, tree.depth) == ([5, 6, 7, 9, 8, 6], [0, 1, 2, 3, 1, 0])
+    assert tree.paths == [[0, 1, 2], [0, 1, 2, 3], [0, 4], [5]]
+    seen = [torch.nonzero(row)[:, 0].tolist() for row in tree.sees]
+    assert seen == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 4], [5]]
 
 
 @pytest.mark.parametrize("layer", [-1, 0, -4])

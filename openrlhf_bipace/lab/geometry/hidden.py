@@ -1,8 +1,9 @@
-"""Hidden states of collected turns, at several layers and positions; what prompts have in common is computed once."""
+"""Hidden states of collected turns, at several layers and positions; prefixes in common are computed once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from tqdm import tqdm
 from openrlhf_bipace.records import Trajectory
 from openrlhf_bipace.rollout.rows import hidden_positions, rows_of
 
-TOKENS = 8192  # per batch, padding and common prefix included
+NODES = 1024  # distinct prefixes per forward: attention grows with the square
 Phi = dict[tuple[int, str], torch.Tensor]  # (layer, position) -> [N, d] float32
 
 
@@ -59,48 +60,70 @@ def _read(
     out = {}
     with tqdm(total=len(readings), desc="   hidden states", unit="row") as bar:
         for batch in _batches(sorted(readings)):
-            states = _forward(model, batch, layers)
-            for i, tokens in enumerate(batch):
-                out[tokens] = {index: states[i, index].float().cpu().clone() for index in readings[tokens]}
+            tree = Tree.of(batch)
+            states = _forward(model, tree, layers)
+            for tokens, path in zip(batch, tree.paths, strict=True):
+                out[tokens] = {index: states[path[index]].clone() for index in readings[tokens]}
             bar.update(len(batch))
     return out
 
 
-def _forward(model: Any, batch: Sequence[tuple[int, ...]], layers: Sequence[int]) -> torch.Tensor:
-    """[B, T, layers, d] of sorted sequences: their common prefix once, then the rest of each."""
-    shared = 0
-    limit = min(map(len, batch)) - 1  # something must be left
-    while shared < limit and batch[0][shared] == batch[-1][shared]:  # sorted: all between agree too
-        shared += 1
-    head, cache = None, None
-    if shared and len(batch) > 1:
-        found = model.base_model(_ids(model, [batch[0][:shared]]), use_cache=True, output_hidden_states=True)
-        head, cache = torch.stack([found.hidden_states[layer] for layer in layers], dim=2), found.past_key_values
-        cache.batch_repeat_interleave(len(batch))
-    rest = [tokens[shared:] for tokens in batch] if cache else batch
+@dataclass(slots=True)
+class Tree:
+    """Sequences as one, in which a token attends to its own prefix: what they share is there once.
+
+    Example: [5, 6, 7] and [5, 6, 8] are ids 5 6 7 8, depths 0 1 2 2, paths [0, 1, 2] and [0, 1, 3].
+    """
+
+    ids: list[int]  # [T]
+    depth: list[int]  # [T] position in its sequence
+    paths: list[list[int]]  # of each sequence, the places of its tokens
+    sees: torch.Tensor  # [T, T] bool, whether a token attends to another
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[int, ...]]) -> Tree:
+        """The tree of sorted sequences."""
+        ids: list[int] = []
+        depth: list[int] = []
+        paths: list[list[int]] = []
+        for before, row in zip([(), *rows], rows, strict=False):
+            shared, first = _shared(before, row), len(ids)
+            ids += row[shared:]
+            depth += range(shared, len(row))
+            paths.append([*(paths[-1][:shared] if paths else []), *range(first, len(ids))])
+        sees = torch.zeros(len(ids), len(ids), dtype=torch.bool)
+        for path in paths:
+            for place in path:
+                sees[place, path[: depth[place] + 1]] = True
+        return cls(ids, depth, paths, sees)
+
+
+def _forward(model: Any, tree: Tree, layers: Sequence[int]) -> torch.Tensor:
+    """[T, layers, d] float32 on the CPU."""
+    hide = torch.zeros(tree.sees.shape, dtype=model.dtype).masked_fill_(~tree.sees, torch.finfo(model.dtype).min)
     found = model.base_model(
-        _ids(model, rest), past_key_values=cache, use_cache=cache is not None, output_hidden_states=True
-    )
-    tail = torch.stack([found.hidden_states[layer] for layer in layers], dim=2)
-    return tail if head is None else torch.cat([head.expand(len(batch), -1, -1, -1), tail], dim=1)
-
-
-def _ids(model: Any, rows: Sequence[tuple[int, ...]]) -> torch.Tensor:
-    """[B, T] `rows`, padded on the right: causal attention needs no mask."""
-    ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
-    for i, tokens in enumerate(rows):
-        ids[i, : len(tokens)] = torch.tensor(tokens)
-    return ids.to(model.device)
+        torch.tensor([tree.ids], device=model.device),
+        position_ids=torch.tensor([tree.depth], device=model.device),
+        attention_mask=hide[None, None].to(model.device),
+        use_cache=False,
+        output_hidden_states=True,
+    ).hidden_states
+    return torch.stack([found[layer][0].float().cpu() for layer in layers], dim=1)
 
 
 def _batches(rows: Sequence[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
-    """Consecutive `rows`, as many at a time as `TOKENS` allows."""
+    """Consecutive sorted `rows`, as many at a time as make a tree of `NODES` tokens."""
     out: list[list[tuple[int, ...]]] = []
-    width = 0
-    for row in rows:
-        width = max(width, len(row))
-        if not out or (len(out[-1]) + 1) * width > TOKENS:
+    size = 0
+    for before, row in zip([(), *rows], rows, strict=False):
+        size += len(row) - _shared(before, row)
+        if not out or size > NODES:
             out.append([])
-            width = len(row)
+            size = len(row)
         out[-1].append(row)
     return out
+
+
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common prefix."""
+    return next((k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -40,10 +40,9 @@ def script(
 
     Raises ValueError where the environment knows no solution that is needed.
     """
-    solution = env.solution(task)
-    if solution is None:
+    solution, admissible = env.solution(task) or [], env.reset(task).admissible
+    if not solution and (player == SOLVER or not admissible):
         raise ValueError(f"--players {player}: {task['env']} knows no solution of {task}; try model")
-    admissible = env.reset(task).admissible
     ahead = list(solution) if player == SOLVER else []
     commands: list[str] = []
     while len(commands) < turns:
