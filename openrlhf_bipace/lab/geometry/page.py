@@ -13,10 +13,22 @@ HEAD = "# Geometry of hidden states\n\nWhat was measured, and how to rerun it: [
 PAPERS = {"alfworld": "ALFWorld-7B", "textcraft": "TextCraft-7B"}  # environment -> its run in `PAPER`
 RECIPES = (("-8", "0.1"), ("-12", "0.05"))  # (layer, epsilon) of the paper's 7B and 1.5B models
 
+FIGURES = """\
+![distances](geometry_distances.png)
+
+Cosine distances inside a group, by layer: the solver's turns with thoughts. Below 0.0001 they are drawn at 0.0001.
+
+![AUC](geometry_auc.png)
+
+How often two turns of one state are nearer than two of two states, by layer and player (scripted ones with thoughts).
+
+![epsilon](geometry_epsilon.png)
+
+Partitions by ε: the solver's turns with thoughts."""
 DATA = {
-    "tasks": "tasks", "samples": "G", "turns": "turns", "turns_per_group": "per group", "success": "success",
-    "parse_rate": "parsed", "accepted_rate": "accepted", "states": "states", "texts_per_state": "texts per state",
-    "states_per_text": "states per text",
+    "tasks": "tasks", "samples": "G", "max_turns": "turn limit", "turns": "turns", "turns_per_group": "per group",
+    "success": "success", "parse_rate": "parsed", "accepted_rate": "accepted", "states": "states",
+    "texts_per_state": "texts per state", "states_per_text": "states per text",
 }  # fmt: skip
 PARTITION = {
     "clusters": "clusters", "cluster_singleton_rate": "singletons, of clusters", "row_singleton_rate": "of turns",
@@ -41,7 +53,7 @@ def write(path: Path, rows: Sequence[Row]) -> None:
 
 def tables(rows: Sequence[Row]) -> str:
     """Markdown: what was collected, then for every environment and model its partitions and vectors."""
-    parts = ["## Turns", _data(rows)]
+    parts = ["## Figures", FIGURES, "## Turns", _data(rows)]
     for env, model, context in dict.fromkeys(setting_of(row)[:3] for row in rows):
         own = [row for row in rows if setting_of(row)[:3] == (env, model, context)]
         parts += [f"## `{env}`, {model}, {context} context", "Partitions:", _partitions(own, env)]
@@ -51,8 +63,9 @@ def tables(rows: Sequence[Row]) -> str:
 
 def _data(rows: Sequence[Row]) -> str:
     found = [row for row in rows if row["kind"] == "data"]
-    lines = [[*setting_of(row), *_cells(row, DATA), row["seed"], row["commit"], row["machine"]] for row in found]
-    return table([*SETTING, *DATA.values(), "seed", "commit", "machine"], lines)
+    lines = [[*setting_of(row), *_cells(row, DATA), row["seed"], row["commit"]] for row in found]
+    machines = "; ".join(dict.fromkeys(row["machine"] for row in found))
+    return f"{table([*SETTING, *DATA.values(), 'seed', 'commit'], lines)}\n\nMachine: {machines}."
 
 
 def _partitions(rows: Sequence[Row], env: str) -> str:
