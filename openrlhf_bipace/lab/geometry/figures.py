@@ -62,7 +62,7 @@ def _grid(figure: Figure, rows: Sequence[Row], heights: float) -> list[tuple[lis
     """A panel per world (columns) and position (rows): (the world's rows, position, axes)."""
     worlds = _worlds(rows)
     positions = [name for name in POSITIONS if any(row.get("position") == name for row in rows)]
-    figure.set_size_inches(max(2.6 * len(worlds), 5.2), heights * len(positions) + 0.8)
+    figure.set_size_inches(max(2.8 * len(worlds), 6), heights * len(positions) + 0.8)
     grid = figure.subplots(len(positions), len(worlds), squeeze=False, sharey=True)
     panels = []
     for column, (world, own) in enumerate(worlds.items()):
