@@ -93,6 +93,10 @@ def _chosen(rows: Sequence[Row]) -> list[tuple[str, Row]]:
         row = hidden.get((vectors.get("layer"), vectors["position"], vectors["auto_epsilon"]))
         if row and row["layer"] == main_layer(rows):
             out.append((f"hidden, {_where(row)}, ε {row['epsilon']} (auto)", row))
+    scan = [row for row in hidden.values() if row["layer"] == main_layer(rows) and row["position"] == "prompt_end"]
+    if scan:
+        row = max(scan, key=lambda row: float(row["r2"]))
+        out.append((f"hidden, {_where(row)}, ε {row['epsilon']} (best R²)", row))
     if hidden:
         best = max(hidden.values(), key=agreement)
         out.append((f"hidden, {_where(best)}, ε {best['epsilon']} (best by the truth)", best))
