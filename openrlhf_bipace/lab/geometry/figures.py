@@ -100,6 +100,8 @@ def _auc(figure: Figure, rows: Sequence[Row]) -> None:
                 continue
             for name, style, label in (("auc", "-", player), ("auc_new_text", ":", f"{player}, different texts")):
                 shown = [row for row in found if name in row]
+                if not shown:
+                    continue
                 axes.plot([int(row["layer"]) for row in shown], [float(row[name]) for row in shown], style,
                           color=PLAYERS[player], marker="o", markersize=3, label=label)  # fmt: skip
         words = _of(_main(own), "vectors", NGRAM)
