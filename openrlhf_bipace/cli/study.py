@@ -9,6 +9,10 @@ from collections.abc import Sequence
 # name -> (module with `add_flags(parser)` and `run(args)`, what it answers). To add a study, add a line.
 STUDIES: dict[str, tuple[str, str]] = {
     "oracle": ("openrlhf_bipace.lab.oracle.study", "How wrong is each estimator where the truth is known?"),
+    "geometry": (
+        "openrlhf_bipace.lab.geometry.study",
+        "Do a model's hidden states tell the environment's states apart?",
+    ),
     "clustering": (
         "openrlhf_bipace.lab.clustering_study",
         "What would clustering cost, up to 10^8 steps?",
