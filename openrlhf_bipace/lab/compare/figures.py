@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from openrlhf_bipace.lab.compare.collect import Curve
 from openrlhf_bipace.lab.compare.page import answers, stratum
 from openrlhf_bipace.lab.compare.statistics import mean
+from openrlhf_bipace.lab.figures import save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,27 +20,14 @@ COLOURS = {
     "grpo": "#6B6B6B", "one_v": "#56B4E9", "gigpo": "#CC79A7", "bigpo": "#0072B2", "bipace_q": "#D55E00",
     "bipace_q_prompt_end": "#E69F00", "bipace_eb": "#009E73", "bipace_hgpo": "#8C564B",
 }  # fmt: skip
-STYLE: dict[str, Any] = {
-    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.titlelocation": "left",
-    "axes.titlesize": 10, "axes.titleweight": "bold", "axes.grid": True, "axes.axisbelow": True,
-    "grid.color": "#E6E6E6", "legend.frameon": False, "legend.fontsize": 8,
-}  # fmt: skip
 
 
 def draw(curves: Sequence[Curve], folder: Path) -> None:
     """Write every figure of `NAMES` into `folder`."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     pairs = list(dict.fromkeys((c.engine, c.setting) for c in curves))
     panels = [[c for c in curves if (c.engine, c.setting) == pair] for pair in pairs]
-    with matplotlib.rc_context(STYLE):
-        for name, paint in zip(NAMES, (_curves, _differences), strict=True):
-            figure = Figure(dpi=150, layout="constrained")
-            FigureCanvasAgg(figure)
-            paint(figure, panels)
-            figure.savefig(folder / name, metadata={"Software": None})  # no version: the same bytes everywhere
+    paints = zip(NAMES, (_curves, _differences), strict=True)
+    save(folder, {name: partial(paint, panels=panels) for name, paint in paints})
 
 
 def _curves(figure: Figure, panels: Sequence[Sequence[Curve]]) -> None:

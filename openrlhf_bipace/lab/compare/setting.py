@@ -75,6 +75,7 @@ SETTINGS = {
         lr=1e-3,
         bipace=REASONING.bipace,
         context="full",
+        clone_steps=1400,
         batch_size=8,
     ),
 }

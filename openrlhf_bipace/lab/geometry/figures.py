@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from openrlhf_bipace.lab.figures import save
 from openrlhf_bipace.lab.geometry.page import main_layer
 from openrlhf_bipace.lab.geometry.tables import NGRAM, Row, setting_of
-from openrlhf_bipace.lab.oracle.figures import STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,18 +30,8 @@ TRIMMED = 1e-4  # cosine distances below are drawn here: the axis is logarithmic
 
 def draw(rows: Sequence[Row], folder: Path) -> list[str]:
     """Write every figure into `folder`; their names."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     paints = {"geometry_distances.png": _distances, "geometry_auc.png": _auc, "geometry_epsilon.png": _epsilon}
-    with matplotlib.rc_context(STYLE):
-        for name, paint in paints.items():
-            figure = Figure(dpi=150, layout="constrained")
-            FigureCanvasAgg(figure)
-            paint(figure, rows)
-            figure.savefig(folder / name, metadata={"Software": None})  # no version: the same bytes everywhere
-    return list(paints)
+    return save(folder, {name: partial(paint, rows=rows) for name, paint in paints.items()})
 
 
 def _worlds(rows: Sequence[Row]) -> dict[tuple[str, ...], list[Row]]:

@@ -100,9 +100,9 @@ def measure(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
     from openrlhf_bipace.lab.geometry import players, tables
     from openrlhf_bipace.lab.geometry.hidden import check_layers, hidden_states
     from openrlhf_bipace.lab.geometry.load import TINY, load
-    from openrlhf_bipace.lab.oracle.tables import commit
+    from openrlhf_bipace.lab.provenance import commit, machine
 
-    source = {"commit": commit(), "machine": tables.machine()}  # before the tree may change: this takes minutes
+    source = {"commit": commit(), "machine": machine()}  # before the tree may change: this takes minutes
     data = folder_of(args.env, args.data) if args.env in SOURCES else args.data
     tasks = tasks_of(args, data)
     model, tokenizer = load(args.model, args.env, data, args.seed, args.quick)

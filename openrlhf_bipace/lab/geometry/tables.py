@@ -8,8 +8,6 @@ layer and position and one of n-grams.
 from __future__ import annotations
 
 import csv
-import os
-import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -102,17 +100,3 @@ def write(path: Path, rows: Sequence[Row]) -> None:
 
 def _short(value: Any) -> Any:
     return f"{value:.{SIGNIFICANT}g}" if isinstance(value, float) else value
-
-
-def machine() -> str:
-    """This machine in a few words."""
-    import torch
-
-    named = [line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")]
-    cpu = named[0] if named else platform.machine()
-    return f"{cpu}, {len(os.sched_getaffinity(0))} cores, {platform.system()}, torch {torch.__version__}"
-
-
-def _cpuinfo() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from openrlhf_bipace.lab.figures import save
 from openrlhf_bipace.lab.oracle import arms
 from openrlhf_bipace.lab.oracle.arms import TRUE_A, Arm, arm
 from openrlhf_bipace.lab.oracle.setting import Result
@@ -23,25 +25,12 @@ SWEPT = {
 }  # fmt: skip
 KINDS = {"action": ("action only", "#0072B2", "o"), "free": ("free reasoning", "#E69F00", "s"),
          "plan": ("reasoning that plans the action", "#D55E00", "D")}  # fmt: skip
-STYLE: dict[str, Any] = {
-    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.titlelocation": "left",
-    "axes.titlesize": 10, "axes.titleweight": "bold", "axes.grid": True, "axes.axisbelow": True,
-    "grid.color": "#E6E6E6", "legend.frameon": False, "legend.fontsize": 8,
-}  # fmt: skip
 
 
 def draw(results: Sequence[Result], folder: Path) -> None:
     """Write every figure of `NAMES` into `folder`."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(STYLE):
-        for name, paint in zip(NAMES, (_error, _gradient, _epsilon, _sweeps), strict=True):
-            figure = Figure(dpi=150, layout="constrained")
-            FigureCanvasAgg(figure)
-            paint(figure, results)
-            figure.savefig(folder / name, metadata={"Software": None})  # no version: the same bytes everywhere
+    paints = zip(NAMES, (_error, _gradient, _epsilon, _sweeps), strict=True)
+    save(folder, {name: partial(paint, results=results) for name, paint in paints})
 
 
 def _error(figure: Figure, results: Sequence[Result]) -> None:
