@@ -14,6 +14,7 @@ import torch
 
 from openrlhf_bipace import advantages
 from openrlhf_bipace.advantages import StepBatch, calibrate, leave_one_out_r2
+from openrlhf_bipace.advantages.calibration import GRID
 from openrlhf_bipace.advantages.pipeline import CreditPipeline
 from openrlhf_bipace.config import BipaceConfig
 from openrlhf_bipace.records import StepRecord, Trajectory
@@ -190,7 +191,8 @@ def test_a_geometry_that_tells_nothing_is_not_kept():
 def test_evidence_of_another_grid_is_refused():
     phi, steps = healthy()
     before = calibrate(phi, steps, AUTO, grid=[0.1, 0.2]).evidence
-    with pytest.raises(ValueError, match="grid: got 12 epsilons, expected the 2 of the iterations before"):
+    message = f"grid: got {len(GRID)} epsilons, expected the 2 of the iterations before"
+    with pytest.raises(ValueError, match=message):
         calibrate(phi, steps, AUTO, before=before)
 
 

@@ -12,6 +12,7 @@ import torch
 
 from openrlhf_bipace import advantages
 from openrlhf_bipace.advantages import StepBatch, calibrate, leave_one_out_r2
+from openrlhf_bipace.advantages.calibration import GRID
 from openrlhf_bipace.advantages.pipeline import CreditPipeline
 from openrlhf_bipace.clustering import backends, cluster
 from openrlhf_bipace.config import BipaceConfig
@@ -99,7 +100,7 @@ def test_vectors_may_stay_elsewhere(epsilon):
     config, elsewhere = BipaceConfig(epsilon=epsilon, gamma=0.0), Elsewhere(phi)
     near, far = (CreditPipeline("bipace_q", config).run(trajectories, given) for given in (phi, elsewhere))
     assert torch.equal(near.values, far.values) and near.columns == far.columns
-    assert len(elsewhere.asked) == (1 if epsilon == 0.1 else 12)
+    assert len(elsewhere.asked) == (1 if epsilon == 0.1 else len(GRID))
     assert far.clustering["backend"] == "reference" and far.clustering["records"] == 24
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import importlib.util
 import itertools
@@ -16,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 
 from openrlhf_bipace import advantages, envs
 from openrlhf_bipace.advantages import StepBatch
-from openrlhf_bipace.advantages.calibration import GRID, cluster_steps
+from openrlhf_bipace.advantages.calibration import cluster_steps
 from openrlhf_bipace.cli import study as cli
 from openrlhf_bipace.config import AgentConfig, BipaceConfig
 from openrlhf_bipace.lab.geometry import figures, hidden, load, measures, page, players, study, tables
@@ -345,10 +344,3 @@ def test_bad_flags_are_refused(words, message, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["geometry", *words])
     assert stop.value.code == 2 and message in capsys.readouterr().err
-
-
-def test_the_default_epsilons_hold_those_of_the_calibration():
-    parser = argparse.ArgumentParser()
-    study.add_flags(parser)
-    epsilons = parser.parse_args([]).epsilons
-    assert set(GRID) < set(epsilons) and epsilons == sorted(epsilons)

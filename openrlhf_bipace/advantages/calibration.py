@@ -20,7 +20,7 @@ from openrlhf_bipace.clustering import Clusters, cluster
 from openrlhf_bipace.config import BipaceConfig
 
 # Fine below 0.01: there lie the states of an untrained small model, whose vectors are nearly parallel.
-GRID = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5)
+GRID = (0.0001, 0.0003, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5)
 FADE = 0.9  # of what earlier iterations count, per iteration: the geometry drifts
 ENOUGH = 120  # trajectories after which a choice is kept: then the lab accepted a bad geometry in 4 to 15 % of runs
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 FILE = "geometry.csv"
-FINER = (0.0003, 0.001, 0.002, 0.003)  # beside the grid of --bipace.epsilon auto: untrained vectors lie close
 DESIGN = ("tasks", "samples", "max_turns", "noise", "turn_tokens", "seed")  # flags that the file repeats
 
 
@@ -36,7 +35,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--layers", nargs="+", type=int, default=[], help="as --bipace.layer; if none are given -2 and every fourth")
     add("--positions", nargs="+", default=["prompt_end", "action_start"], choices=("prompt_end", "action_start"),
         help="as --bipace.position")  # fmt: skip
-    add("--epsilons", nargs="+", type=float, default=sorted((*GRID, *FINER)), help="cosine distances to cluster at")
+    add("--epsilons", nargs="+", type=float, default=list(GRID), help="cosine distances to cluster at")
     add("--seed", type=int, default=0, help="of the players and of a tiny model")
     add("--out", type=Path, default=Path("docs/results"), help="folder for table, page and figures")
     add("--draw", type=Path, metavar="CSV", help="only write the page and the figures of this file, beside it")
