@@ -47,12 +47,13 @@ def _curves(figure: Figure, panels: Sequence[Sequence[Curve]]) -> None:
             ax.plot(x, [b.value for b in bands], color=colour, linewidth=1.8, label=f"{arm} ({len(runs)})")
             ax.fill_between(x, [b.low for b in bands], [b.high for b in bands], color=colour, alpha=0.12, linewidth=0)
         ax.set(title=_title(own), xlabel="iteration", ylim=(0, 1))
-        ax.legend(loc="lower right")
+        ax.legend(loc="upper left", ncols=2)
     figure.supylabel("held-out success, mean over seeds, 95 % interval", fontsize=9)
 
 
 def _differences(figure: Figure, panels: Sequence[Sequence[Curve]]) -> None:
-    found = [answers(own, own[0].engine, own[0].setting) for own in panels]
+    asked = [(own, answers(own, own[0].engine, own[0].setting)) for own in panels]
+    panels, found = zip(*([(own, part) for own, part in asked if part] or asked), strict=True)
     figure.set_size_inches(9, 1.2 + 0.3 * sum(map(len, found)) + 0.5 * len(panels))
     rows = [max(len(part), 1) for part in found]
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": rows})[:, 0]
