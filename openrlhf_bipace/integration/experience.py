@@ -24,7 +24,7 @@ from openrlhf_bipace.integration.hidden import HiddenStates
 from openrlhf_bipace.integration.samples import pop_trajectories
 from openrlhf_bipace.records import Trajectory
 from openrlhf_bipace.rollout.plan import PADDING, MicroBatch, micro_batches, optimizer_steps
-from openrlhf_bipace.rollout.rows import Row, hidden_positions, rows_of
+from openrlhf_bipace.rollout.rows import Row, hidden_positions, training_rows
 
 logger = init_logger(__name__)
 
@@ -94,11 +94,7 @@ class StepExperienceMaker(RemoteExperienceMaker):
 
     def _rows(self) -> tuple[list[int], list[Row]]:
         """Every training row and the index of its trajectory; rollouts that do not count have none."""
-        owners, rows = [], []
-        for index, trajectory in enumerate(self.trajectories):
-            for row in rows_of(trajectory) if trajectory.counts else []:
-                owners.append(index)
-                rows.append(row)
+        owners, rows = training_rows(self.trajectories)
         turns = sum(len(row.spans) for row in rows)
         logger.info(f"{len(rows)} rows, {turns} turns, {len(self.trajectories)} trajectories")
         return owners, rows

@@ -104,15 +104,21 @@ def batches(rows: Sequence[Row], size: int, rng: random.Random) -> Iterator[list
         yield from ([rows[k] for k in batch] for batch in found)
 
 
-def loss_of(model: Any, rows: Sequence[Row]) -> torch.Tensor:
-    """Mean cross-entropy over the response tokens of `rows`: scalar, in nats."""
+def padded(rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+    """[rows, T] token ids, padded on the right (causal attention needs no mask), and which are response tokens."""
     width = max(len(row.tokens) for row in rows)
     ids = torch.zeros(len(rows), width, dtype=torch.long)
-    asked = torch.zeros(len(rows), width, dtype=torch.bool)
+    response = torch.zeros(len(rows), width, dtype=torch.bool)
     for i, row in enumerate(rows):
-        ids[i, : len(row.tokens)] = torch.tensor(row.tokens)  # padded on the right: causal attention needs no mask
+        ids[i, : len(row.tokens)] = torch.tensor(row.tokens)
         for start, end in row.spans:
-            asked[i, start:end] = True
+            response[i, start:end] = True
+    return ids, response
+
+
+def loss_of(model: Any, rows: Sequence[Row]) -> torch.Tensor:
+    """Mean cross-entropy over the response tokens of `rows`: scalar, in nats."""
+    ids, asked = padded(rows)
     hidden = model.model(ids, use_cache=False).last_hidden_state[:, :-1][asked[:, 1:]]
     return F.cross_entropy(model.lm_head(hidden), ids[:, 1:][asked[:, 1:]])
 

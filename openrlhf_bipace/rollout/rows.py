@@ -43,6 +43,12 @@ def rows_of(trajectory: Trajectory) -> list[Row]:
     return rows
 
 
+def training_rows(trajectories: Sequence[Trajectory]) -> tuple[list[int], list[Row]]:
+    """Index of the trajectory of each training row, and the rows; trajectories that do not count have none."""
+    pairs = [(i, row) for i, t in enumerate(trajectories) if t.counts for row in rows_of(t)]
+    return [i for i, _ in pairs], [row for _, row in pairs]
+
+
 def locate(
     rows: Sequence[Row], owners: Sequence[int], sources: Sequence[tuple[int, int]]
 ) -> tuple[list[int], list[int], list[int]]:

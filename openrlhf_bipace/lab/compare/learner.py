@@ -15,8 +15,9 @@ import torch
 from openrlhf_bipace import advantages
 from openrlhf_bipace.advantages.pipeline import Credit, CreditPipeline
 from openrlhf_bipace.config import BipaceConfig
+from openrlhf_bipace.lab.warmstart import padded
 from openrlhf_bipace.records import Trajectory
-from openrlhf_bipace.rollout.rows import Row, hidden_positions, locate, rows_of
+from openrlhf_bipace.rollout.rows import Row, hidden_positions, locate, training_rows
 
 MAX_NORM = 1.0  # of the gradient, as OpenRLHF's default
 BETAS = (0.9, 0.95)  # of Adam, likewise
@@ -34,18 +35,8 @@ class Batch:
     @classmethod
     def of(cls, trajectories: Sequence[Trajectory]) -> Batch:
         """The rows of every trajectory that counts."""
-        owners, rows = [], []
-        for index, trajectory in enumerate(trajectories):
-            for row in rows_of(trajectory) if trajectory.counts else []:
-                owners.append(index)
-                rows.append(row)
-        width = max(len(row.tokens) for row in rows)
-        ids = torch.zeros(len(rows), width, dtype=torch.long)
-        response = torch.zeros(len(rows), width, dtype=torch.bool)
-        for i, row in enumerate(rows):
-            ids[i, : len(row.tokens)] = torch.tensor(row.tokens)
-            for start, end in row.spans:
-                response[i, start:end] = True
+        owners, rows = training_rows(trajectories)
+        ids, response = padded(rows)
         return cls(owners, rows, ids, response[:, 1:])
 
 

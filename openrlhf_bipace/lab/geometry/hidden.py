@@ -10,7 +10,7 @@ import torch
 from tqdm import tqdm
 
 from openrlhf_bipace.records import Trajectory
-from openrlhf_bipace.rollout.rows import hidden_positions, rows_of
+from openrlhf_bipace.rollout.rows import hidden_positions, training_rows
 
 NODES = 1024  # distinct prefixes per forward: attention grows with the square
 Phi = dict[tuple[int, str], torch.Tensor]  # (layer, position) -> [N, d] float32
@@ -30,10 +30,9 @@ def hidden_states(
     """
     check_layers(model, layers)
     wanted = []  # per training row: its tokens, and per position the indices to read
-    for trajectory in trajectories:
-        for row in rows_of(trajectory) if trajectory.counts else []:
-            where = {position: hidden_positions(row, trajectory, position) for position in positions}
-            wanted.append((tuple(row.tokens[: max(map(max, where.values())) + 1]), where))
+    for owner, row in zip(*training_rows(trajectories), strict=True):
+        where = {position: hidden_positions(row, trajectories[owner], position) for position in positions}
+        wanted.append((tuple(row.tokens[: max(map(max, where.values())) + 1]), where))
     readings: dict[tuple[int, ...], set[int]] = {}
     for tokens, where in wanted:
         readings.setdefault(tokens, set()).update(*where.values())
