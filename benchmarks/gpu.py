@@ -108,7 +108,7 @@ def forwards(model: Any, args: argparse.Namespace, device: torch.device, until: 
                 states = result
         if number:
             times["hook"].append(states.seconds)
-            phi.append(torch.cat(states.vectors))
+            phi.append(states.stacked)
         if number and time.perf_counter() > until:
             break
     return {"times": times, "peak": peak, "phi": torch.cat(phi), "rows": len(phi) * args.micro}

@@ -354,3 +354,20 @@ def test_a_checkpoint_holds_what_epsilon_auto_has_seen():
         resumed._restore(json.loads(json.dumps(state)))
         assert resumed.experience_maker.pipeline.epsilon == epsilon
         assert resumed.experience_maker.pipeline.evidence == evidence
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_hidden_states_travel_as_one_array(dtype):
+    """What a policy rank sends holds every vector once, and arrives as it left."""
+    import pickle
+
+    from openrlhf_bipace.integration.hidden import HiddenStates
+
+    turns = [1] * 200 + [3, 0, 2]
+    sent = HiddenStates(torch.randn(205, 64, dtype=dtype), turns, 0.5)
+    parcel = pickle.dumps(sent)
+    assert len(parcel) < sent.stacked.nbytes + 2000
+    got = pickle.loads(parcel)
+    assert got.stacked.dtype == dtype and got.seconds == 0.5
+    assert [len(v) for v in got.vectors] == turns
+    assert torch.equal(torch.cat(got.vectors), sent.stacked)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 
 from openrlhf_bipace.clustering import BadVector, check_vectors, cluster
 from openrlhf_bipace.clustering.sharded import Shard, block_size, find_sharded
+from openrlhf_bipace.integration.hidden import to_array, to_tensor
 
 
 @dataclass(slots=True)
@@ -31,21 +31,9 @@ def publish(vectors: Sequence[torch.Tensor], owners: Sequence[int]) -> dict[int,
         vectors: per row [turns, d], in the model's type. owners: per row, its worker.
     """
     return {
-        own: ray.put(_to_array(torch.cat([v for v, o in zip(vectors, owners, strict=True) if o == own])))
+        own: ray.put(to_array(torch.cat([v for v, o in zip(vectors, owners, strict=True) if o == own])))
         for own in dict.fromkeys(owners)
     }
-
-
-def _to_array(x: torch.Tensor) -> np.ndarray:
-    """bfloat16 travels as int16: Ray moves numpy arrays without a copy, and numpy has no bfloat16."""
-    return (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy()
-
-
-def _to_tensor(x: np.ndarray) -> torch.Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what Ray shares is read-only, and so is what we do with it
-        tensor = torch.from_numpy(x)
-    return tensor.view(torch.bfloat16) if tensor.dtype == torch.int16 else tensor
 
 
 class Gatherer:
@@ -59,7 +47,7 @@ class Gatherer:
 
     def parts(self, objects: Sequence[int]) -> list[torch.Tensor]:
         """The given objects."""
-        return [_to_tensor(array) for array in ray.get([self.refs[i] for i in objects])]
+        return [to_tensor(array) for array in ray.get([self.refs[i] for i in objects])]
 
     def __getitem__(self, index: torch.Tensor) -> torch.Tensor:
         where = self.where[index.numpy()]
@@ -120,7 +108,7 @@ class ClusterWorker:
             check_vectors(x)
         except BadVector as error:
             return error
-        return [ray.put(_to_array(block.contiguous())) for block in x.split(size)]
+        return [ray.put(to_array(block.contiguous())) for block in x.split(size)]
 
     def open_shard(self, d: int, epsilon: float, own: int, count: int) -> None:
         """Be shard `own` of `count`."""
@@ -129,7 +117,7 @@ class ClusterWorker:
     def answer(self, centroid: str, block: np.ndarray, settled: Any) -> Any:
         """The shard's part of a block: Ray has resolved `block` already."""
         shard = self._shard
-        return (shard.products if centroid == "mean" else shard.search)(_to_tensor(block), settled)
+        return (shard.products if centroid == "mean" else shard.search)(to_tensor(block), settled)
 
     def lead(self, blocks: list[Any], n: int, epsilon: float, centroid: str, others: list[Any]) -> np.ndarray:
         """Resolve a split group with this worker's shard and those of `others`: the position that leads each row."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
 from openrlhf_bipace.integration.host import decoder_layers
@@ -15,11 +17,42 @@ Positions = list[list[int]]  # per row of a micro-batch: token indices to read
 
 
 class HiddenStates:
-    """What one forward returns besides log-probabilities."""
+    """What one forward returns besides log-probabilities.
 
-    def __init__(self, vectors: list[torch.Tensor], seconds: float) -> None:
-        self.vectors = vectors  # per row: [turns of the row, d], in the model's type
-        self.seconds = seconds  # time the hook took
+    Args:
+        stacked: [turns, d], row after row of the micro-batch, in the model's type.
+        turns: of each row.
+        seconds: time the hook took.
+    """
+
+    def __init__(self, stacked: torch.Tensor, turns: Sequence[int], seconds: float) -> None:
+        self.stacked, self.turns, self.seconds = stacked, list(turns), seconds
+
+    @property
+    def vectors(self) -> list[torch.Tensor]:
+        """Per row: [turns of the row, d], views of `stacked`."""
+        return list(self.stacked.split(self.turns))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """One array on the way to another process: a pickled tensor is slow, and a view takes all of its storage."""
+        return _rebuilt, (to_array(self.stacked), self.turns, self.seconds)
+
+
+def _rebuilt(stacked: np.ndarray, turns: list[int], seconds: float) -> HiddenStates:
+    return HiddenStates(to_tensor(stacked), turns, seconds)
+
+
+def to_array(x: torch.Tensor) -> np.ndarray:
+    """bfloat16 travels as int16: Ray moves numpy arrays without a copy, and numpy has no bfloat16."""
+    return (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy()
+
+
+def to_tensor(x: np.ndarray) -> torch.Tensor:
+    """What `to_array` was given."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what Ray shares is read-only, and so is what we do with it
+        tensor = torch.from_numpy(x)
+    return tensor.view(torch.bfloat16) if tensor.dtype == torch.int16 else tensor
 
 
 def gather_rows(hidden: torch.Tensor, positions: Positions, attention_mask: torch.Tensor) -> torch.Tensor:
@@ -60,8 +93,8 @@ def capture(model: Any, layer: int, positions: Positions, attention_mask: torch.
 
     def result() -> HiddenStates:
         start = time.perf_counter()
-        vectors = taken[0].cpu().split([len(row) for row in positions])
-        return HiddenStates(list(vectors), seconds + time.perf_counter() - start)
+        stacked = taken[0].cpu()
+        return HiddenStates(stacked, [len(row) for row in positions], seconds + time.perf_counter() - start)
 
     handle = decoder_layers(model)[layer].register_forward_hook(hook)
     try:

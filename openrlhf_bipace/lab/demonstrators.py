@@ -10,14 +10,18 @@ from openrlhf_bipace.envs.rooms_solver import demonstration
 from openrlhf_bipace.envs.textcraft_solver import solve
 
 
-def flawed_householder(task: dict[str, Any], rng: random.Random, p_flawed: float = 0.75) -> list[str]:
+def flawed_householder(
+    task: dict[str, Any], rng: random.Random, p_flawed: float = 0.75, p_random: float = 0.0
+) -> list[str]:
     """Commands for `rooms` from somebody who, in 3 of 4 episodes, acts on fixed wrong beliefs.
+
+    A share `p_random` of the commands is drawn from all that the environment accepts.
 
     The beliefs belong to objects and rooms (`rooms_solver.demonstration`), so the likeliest command is wrong too and
     training has something to find out that sharpening the clone would not give.
     """
     flawed = float(rng.random() < p_flawed)
-    return demonstration(task, rng, p_random=0.0, p_systematic=flawed, p_force=flawed)
+    return demonstration(task, rng, p_random=p_random, p_systematic=flawed, p_force=flawed)
 
 
 def clumsy_crafter(task: dict[str, Any], rng: random.Random, p_skip: float = 0.15) -> list[str]:

@@ -22,29 +22,29 @@ class Question:
     b: str
 
 
-REASONING, ACTION, CRAFT = "rooms_reasoning", "rooms_action", "textcraft"
+REASONING, VARIED, ACTION, CRAFT = "rooms_reasoning", "rooms_varied", "rooms_action", "textcraft"
+ROOMS = (VARIED, REASONING, ACTION)
+THINKING = (VARIED, REASONING)  # settings with reasoning tokens
 STEP = ("one_v", "gigpo", "bigpo", "bipace_q")
 OURS = ("bipace_eb", "bipace_hgpo")
 QUESTIONS = [
-    *(Question("Does a step term beat GRPO?", s, a, "grpo") for s in (REASONING, ACTION) for a in STEP),
-    *(Question("Does clustering beat one part?", s, a, "one_v") for s in (REASONING, ACTION) for a in STEP[2:]),
-    *(Question("Does Q beat V?", s, "bipace_q", "bigpo") for s in (REASONING, ACTION)),
-    Question("Does `action_start` beat `prompt_end`?", REASONING, "bipace_q", "bipace_q_prompt_end"),
-    *(Question("Does ours beat the paper's?", REASONING, a, "bipace_q") for a in OURS),
-    *(Question("Does ours beat GRPO?", REASONING, a, "grpo") for a in OURS),
+    *(Question("Does a step term beat GRPO?", s, a, "grpo") for s in ROOMS for a in STEP),
+    *(Question("Does clustering beat one part?", s, a, "one_v") for s in ROOMS for a in STEP[2:]),
+    *(Question("Does Q beat V?", s, "bipace_q", "bigpo") for s in ROOMS),
+    *(Question("Does `action_start` beat `prompt_end`?", s, "bipace_q", "bipace_q_prompt_end") for s in THINKING),
+    *(Question("Does ours beat the paper's?", s, a, "bipace_q") for s in THINKING for a in OURS),
+    *(Question("Does ours beat GRPO?", s, a, "grpo") for s in THINKING for a in OURS),
     *(Question("Does a step term beat GRPO?", CRAFT, a, "grpo") for a in ("gigpo", "bipace_q")),
 ]
-REST = (
-    "one_nested", "grpo_mean", "hgpo", "bipace_diff", "pace_q", "bipace_q_shrunk", "state_q", "ngram_q",
-    "bigpo_prompt_end", "bipace_q_paper",
-)  # fmt: skip
+MAIN = dict.fromkeys(("grpo", *STEP, "bipace_q_prompt_end", *OURS), SEEDS)
+REST = ("grpo_mean", "hgpo", "bipace_diff", "pace_q", "bipace_q_shrunk", "state_q", "ngram_q", "one_nested")
 W1 = tuple(arm for arm in ARMS if arm.endswith("_w1"))
 # (engine, setting) -> seeds of each arm
 SIZES: dict[tuple[str, str], dict[str, int]] = {
-    ("lab", REASONING): dict.fromkeys(("grpo", *STEP, "bipace_q_prompt_end", *OURS), SEEDS)
-    | {arm: WEAK if arm in W1 else FEW for arm in (*REST, *W1)},
-    ("lab", ACTION): dict.fromkeys(("grpo", *STEP), SEEDS) | dict.fromkeys(("bipace_q_prompt_end", *OURS, *REST), FEW),
-    ("full", REASONING): dict.fromkeys(("grpo", *STEP), 5),
+    ("lab", VARIED): MAIN | dict.fromkeys(REST, FEW),
+    ("lab", REASONING): MAIN | dict.fromkeys(W1, WEAK),
+    ("lab", ACTION): dict.fromkeys(("grpo", *STEP), SEEDS),
+    ("full", VARIED): dict.fromkeys(("grpo", *STEP), 5),
     ("full", CRAFT): dict.fromkeys(("grpo", "gigpo", "bipace_q"), 3),
 }
 
