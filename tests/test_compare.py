@@ -10,7 +10,7 @@ import torch
 from openrlhf_bipace.cli import study as command
 from openrlhf_bipace.config import AgentConfig, BipaceConfig
 from openrlhf_bipace.lab import policy
-from openrlhf_bipace.lab.compare import collect, plan, statistics
+from openrlhf_bipace.lab.compare import collect, page, plan, statistics
 from openrlhf_bipace.lab.compare.arms import ARMS
 from openrlhf_bipace.lab.compare.collect import Curve
 from openrlhf_bipace.lab.compare.learner import Learner
@@ -92,6 +92,15 @@ def test_page_and_figures_come_from_the_committed_file_alone(tmp_path, capsys):
     with pytest.raises(SystemExit):
         command.main(["compare", "--draw", "--out", str(tmp_path)])
     assert "a file that `bipace-study compare` wrote" in capsys.readouterr().err
+
+
+def test_engines_are_compared_on_common_seeds():
+    """Areas .3 and .5 in the lab, .5 and .5 on the full stack; seeds 2 and 3 have no partner."""
+    lab = [curve("grpo", 0, 0.3, 0.3), curve("grpo", 1, 0.5, 0.5), curve("grpo", 2, 1.0, 1.0)]
+    full = [curve("grpo", seed, 0.5, 0.5, engine="full") for seed in (0, 1, 3)]
+    text = page.markdown([*lab, *full])
+    assert "| `grpo` | 2 | 0.400 | 0.500 | +0.100 [+0.000, +0.200] |" in text
+    assert "against the full stack" not in page.markdown(lab)
 
 
 def test_every_question_is_planned():

@@ -41,6 +41,7 @@ def markdown(curves: Sequence[Curve]) -> str:
     for engine, setting in pairs:
         own = [c for c in curves if (c.engine, c.setting) == (engine, setting)]
         parts += [f"## {setting}, engine {engine}", _questions(own, engine, setting), _arms(own), _diagnostics(own)]
+    parts += [_engines(curves, setting) for setting in dict.fromkeys(setting for _, setting in pairs)]
     parts += ["![learning curves](compare_curves.png)", "![differences](compare_differences.png)"]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -116,6 +117,20 @@ def _diagnostics(curves: Sequence[Curve]) -> str:
             cells.append(f"{sum(found) / len(found):.3f}" if found else "")
         lines.append(f"| `{arm}` | {' | '.join(cells)} |")
     return "Diagnostics, means over the training iterations:\n\n" + "\n".join(lines)
+
+
+def _engines(curves: Sequence[Curve], setting: str) -> str:
+    """Both engines on the seeds that both have run; "" where there are none."""
+    head = ["arm", "seeds", "area, lab", "area, full", "full minus lab, paired"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for arm in ARMS:
+        lab, full = (scores_of(select(curves, engine, setting, arm), "area") for engine in ("lab", "full"))
+        both = sorted(lab.keys() & full.keys())
+        if both:
+            areas = [sum(scores[seed] for seed in both) / len(both) for scores in (lab, full)]
+            gap = _text(paired_difference(full, lab, stratum), "+")
+            lines.append(f"| `{arm}` | {len(both)} | {areas[0]:.3f} | {areas[1]:.3f} | {gap} |")
+    return "\n".join([f"## {setting}: the lab against the full stack\n", *lines]) if len(lines) > 2 else ""
 
 
 def _text(interval: Interval, sign: str = "") -> str:
