@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Sequence
+import sys
+from collections.abc import Collection, Sequence
 
 # name -> (module with `add_flags(parser)` and `run(args)`, what it answers). To add a study, add a line.
 STUDIES: dict[str, tuple[str, str]] = {
@@ -23,8 +24,8 @@ STUDIES: dict[str, tuple[str, str]] = {
 }
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line of ``bipace-study``."""
+def parser(wanted: Collection[str] = tuple(STUDIES)) -> argparse.ArgumentParser:
+    """The command line of ``bipace-study`` with the flags of the studies `wanted`, whose modules it imports."""
     out = argparse.ArgumentParser(prog="bipace-study", description="Reproduce a study of docs/, or run it larger.")
     commands = out.add_subparsers(dest="study", required=True, metavar="NAME")
     for name, (module, purpose) in STUDIES.items():
@@ -32,13 +33,15 @@ def parser() -> argparse.ArgumentParser:
             name, help=purpose, description=purpose, formatter_class=argparse.ArgumentDefaultsHelpFormatter
         )
         command.set_defaults(module=module)
-        importlib.import_module(module).add_flags(command)
+        if name in wanted:
+            importlib.import_module(module).add_flags(command)
     return out
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of ``bipace-study``. Exits with 2 and one line on a bad flag."""
-    command = parser()
+    argv = sys.argv[1:] if argv is None else argv
+    command = parser(argv[:1])  # some studies take seconds to import, which --help should not
     args = command.parse_args(argv)
     try:
         importlib.import_module(args.module).run(args)
