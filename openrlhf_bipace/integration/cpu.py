@@ -25,6 +25,9 @@ WORKER_ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # One process per engine instead of two that poll each other. vLLM wants two so that it can set OpenMP's variables,
+    # which are set here.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

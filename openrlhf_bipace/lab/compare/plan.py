@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from openrlhf_bipace.lab.compare.arms import ARMS
 from openrlhf_bipace.lab.compare.runs import Job
 
-SEEDS, FEW = 15, 6  # paired seeds: of the arms that the questions are about, of the rest
+SEEDS, FEW = 15, 5  # paired seeds: of the arms that the questions are about, of the rest
 WEAK = 9  # of the arms with w = 1, stopped there
 
 
