@@ -64,7 +64,9 @@ SETTINGS = {
     # free reasoning tokens before the action: one action key covers many token sequences
     "rooms_reasoning": REASONING,
     # the same from a player who also draws every tenth command at random: a clone that tries things
-    "rooms_varied": replace(REASONING, errors={"p_flawed": 0.75, "p_random": 0.1}, eval_samples=2),
+    "rooms_varied": replace(
+        REASONING, errors={"p_flawed": 0.75, "p_random": 0.1}, eval_samples=2, episodes=3000, clone_steps=2000
+    ),
     "rooms_action": replace(REASONING, thoughts=0, max_turn_tokens=8),
     "textcraft": Setting(
         env="textcraft",
