@@ -9,7 +9,7 @@ from openrlhf_bipace.lab.compare.arms import ARMS
 from openrlhf_bipace.lab.compare.runs import Job
 
 SEEDS, FEW = 15, 5  # paired seeds: of the arms that the questions are about, of the rest
-SOME = 9  # of our own arms in the last setting, and of the arms with w = 1, stopped there
+SOME = 9  # of the arms with w = 1, stopped there
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ REST = ("grpo_mean", "hgpo", "bipace_diff", "pace_q", "bipace_q_shrunk", "state_
 W1 = tuple(arm for arm in ARMS if arm.endswith("_w1"))
 # (engine, setting) -> seeds of each arm
 SIZES: dict[tuple[str, str], dict[str, int]] = {
-    ("lab", VARIED): MAIN | dict.fromkeys(OURS, SOME) | dict.fromkeys(REST, FEW),
+    ("lab", VARIED): MAIN | dict.fromkeys((*OURS, *REST), FEW),
     ("lab", REASONING): MAIN | dict.fromkeys(OURS, SEEDS) | dict.fromkeys(W1, SOME),
     ("lab", ACTION): dict.fromkeys(("grpo", *STEP), SEEDS),
     ("full", VARIED): dict.fromkeys(("grpo", *STEP), 5),
