@@ -43,9 +43,10 @@ test-slurm: $(STAMP) ## Submit real jobs to an emulated two-node SLURM cluster (
 bench-gpu: ## Cost of hidden states and clustering on this machine's GPU (at most 8 minutes; torch and transformers)
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/gpu.py
 
-lint: $(STAMP) ## Check style
+lint: $(STAMP) ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 clean: ## Remove the environment and every run
 	rm -rf $(VENV) runs *.egg-info

@@ -68,7 +68,8 @@ class CreditPipeline:
         """
         steps = advantages.from_trajectories(trajectories, self.config)
         metrics: dict[str, float] = {}
-        estimator, calibration, figures = self.estimator, None, {}
+        estimator, calibration = self.estimator, None
+        figures: dict[str, Any] = {}
         if advantages.needs_hidden(self.estimator):
             if phi is None or len(phi) != len(steps):
                 got = "none" if phi is None else str(len(phi))

@@ -75,11 +75,11 @@ class Shard:
                 self.k = max(self.k, int(local.max()) + 1)
                 if self.k > len(self.sums):
                     self.sums = torch.nn.functional.pad(self.sums, (0, 0, 0, max(MEAN_BLOCK, self.k)))
-                local = on(local, self.sums)
+                place = on(local, self.sums)
                 added = self.sums.new_zeros(len(number), self.sums.shape[1])
                 added.index_add_(0, on(slot, added), self.block[on(mine, added)])
-                added += self.sums[local]
-                self.sums[local] = added
+                added += self.sums[place]
+                self.sums[place] = added
                 square = torch.linalg.vector_norm(added, dim=1, dtype=torch.float64).square().cpu().numpy()
             self.block = unit32(block.to(self.sums.device), np.arange(len(block)))
             return (self.block @ self.sums[: self.k].T).cpu().numpy(), number, square

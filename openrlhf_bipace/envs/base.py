@@ -115,11 +115,11 @@ def checked(method: str, answer: Any, limit: int = ANSWER_LIMIT) -> Observation 
     if not isinstance(answer, kind):
         raise TypeError(f"{method} returned {type(answer).__name__}, allowed: {kind.__name__}")
     strings = {"text": answer.text}
-    if kind is Observation:
-        strings["task"] = answer.task
-    else:
+    if isinstance(answer, StepResult):
         strings["executed"] = answer.executed
         _check_step(answer)
+    else:
+        strings["task"] = answer.task
     if answer.state_id is not None:
         strings["state_id"] = answer.state_id
     for field_name, value in strings.items():
@@ -131,7 +131,7 @@ def checked(method: str, answer: Any, limit: int = ANSWER_LIMIT) -> Observation 
     if size > limit:
         raise ValueError(f"{method} returned {size:,} characters of text, allowed: {limit:,}")
     plain = {name: getattr(answer, name) for name in kind.__dataclass_fields__}
-    if kind is StepResult:
+    if isinstance(answer, StepResult):
         plain["reward"] = float(answer.reward)
         plain["score"] = None if answer.score is None else float(answer.score)
     return kind(**plain)

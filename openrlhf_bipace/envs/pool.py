@@ -188,7 +188,7 @@ class _Slot:
 
     async def request(self, method: str, argument: Any, limit: float) -> Any:
         """The worker's answer. TimeoutError after `limit` seconds, WorkerError as the worker raises it."""
-        self._last = future = Future()
+        self._last = future = Future[Any]()
         future.set_running_or_notify_cancel()  # giving up waiting does not end the call
         self._jobs.put((future, self.worker.request, method, argument))
         try:

@@ -116,17 +116,17 @@ def transition(instance: Instance, state: State, command: str) -> State:
 
 
 @lru_cache(maxsize=1)
-def _instances() -> tuple[tuple[str, ...], ...]:
-    """The fields of the instance behind each task id; they hold with and without the hall, never the start."""
+def _instances() -> tuple[Instance, ...]:
+    """What each task id asks for; the same with and without the hall."""
     every = [x for x in product(OBJECTS, TRANSFORMS, ROOMS, ROOMS, ROOMS) if x[2] != x[3]]
     random.Random(2606).shuffle(every)
-    return tuple(every[: SPLITS["held_out"].stop])
+    return tuple(Instance(*x) for x in every[: SPLITS["held_out"].stop])
 
 
 def instance_of(task: dict[str, Any]) -> Instance:
     """What `task` asks for (hub by default). ValueError as `RoomsEnv.check_task`."""
     RoomsEnv.check_task(task)
-    return Instance(*_instances()[task["task_id"]], hub=task.get("hub", True))
+    return replace(_instances()[task["task_id"]], hub=task.get("hub", True))
 
 
 def _check_int(key: str, value: Any, allowed: range | None = None) -> None:

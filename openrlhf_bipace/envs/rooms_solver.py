@@ -174,12 +174,12 @@ def demonstrator_probs(
 def demonstrator_policy(model: RoomsModel, **errors: float) -> np.ndarray:
     """The demonstrator as a table [S, A] for `RoomsModel.policy_values`; `errors` as in `demonstrator_probs`."""
     table = np.zeros(model.next_state.shape)
-    for row, state in zip(table, model.states, strict=True):
+    for row, state in enumerate(model.states):
         if state.done:
-            row[-1] = 1.0
+            table[row, -1] = 1.0
             continue
         for command, p in demonstrator_probs(model.instance, state, **errors).items():
-            row[model.action_index[command]] = p
+            table[row, model.action_index[command]] = p
     return table
 
 
@@ -190,7 +190,7 @@ def demonstration(task: dict[str, Any] | Instance, rng: random.Random, **errors:
     `rng` needs a `random()` method only, so numpy's generators serve too.
     """
     instance = _instance(task)
-    state, taken = instance.start_state, []
+    state, taken = instance.start_state, list[str]()
     while not state.done and len(taken) < RoomsEnv.max_turns:
         if state.at in ROOMS and state.condition not in ("plain", instance.transform):
             break

@@ -102,7 +102,7 @@ class RecipeBook:
 class _Way(NamedTuple):
     """A recipe as its file has it, before anything is known about tags."""
 
-    count: int
+    makes: int
     uses: dict[tuple[bool, tuple[str, ...]], int]  # (is a tag, names) -> count; several names are alternatives
     group: str  # "" for none
 
@@ -144,7 +144,7 @@ def _load(folder: str) -> RecipeBook:
         for tag in {**_TAG_MEMBERS, **tags}
     }
     recipes = {
-        output: tuple(Recipe(output, way.count, _ingredients(way, members)) for way in ways)
+        output: tuple(Recipe(output, way.makes, _ingredients(way, members)) for way in ways)
         for output, ways in sorted(kept.items())
     }
     # a tag none of whose items has a recipe is an item itself, as in the original ("get 1 oak logs")

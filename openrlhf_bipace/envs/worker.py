@@ -183,6 +183,7 @@ def _serve(connection: Connection) -> None:
     except BaseException as error:
         connection.send((None, explain(error)))
         return
+    answer: tuple[Any, str | None]
     while True:
         method, argument = requests.get()
         if method == "close":

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from openrlhf_bipace.envs.worker import WorkerError, explain, perform, resident_bytes
 from openrlhf_bipace.evaluation.recording import (
@@ -203,7 +204,7 @@ def check_instances(patient: Patient) -> str:
     """Two instances, a step here and a step there, do not disturb each other; close may come twice."""
     pair = patient.make(), patient.make()
     for recording in patient.recordings:
-        runs = [replay_steps(lambda m, a, env=env: perform(env, m, a), recording) for env in pair]
+        runs = [replay_steps(partial(perform, env), recording) for env in pair]
         for _ in zip(*runs, strict=True):
             pass
     for env in (*pair, *pair):

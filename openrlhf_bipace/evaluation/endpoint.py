@@ -58,7 +58,7 @@ class EndpointPolicy:
         # Servers of one's own ask for no key, the client does.
         key = os.environ.get("OPENAI_API_KEY", "none")
         self._client = AsyncOpenAI(base_url=url, api_key=key, max_retries=RETRIES, timeout=600.0)
-        self._options = {"model": model, "temperature": temperature, "top_p": top_p}
+        self._options: dict[str, Any] = {"model": model, "temperature": temperature, "top_p": top_p}
 
     def stream(self, name: str) -> Generate:
         """A `generate` for the episode `name`, which seeds the requests (an endpoint may ignore seeds).
@@ -69,8 +69,9 @@ class EndpointPolicy:
 
         async def generate(context: list[int], max_tokens: int, turn: int) -> Generation:
             try:
+                messages: Any = parse(context)  # its type in the client is a long union
                 answer = await self._client.chat.completions.create(
-                    messages=parse(context),
+                    messages=messages,
                     max_tokens=max_tokens,
                     seed=random.Random(f"{name} turn {turn}").getrandbits(31),
                     **self._options,

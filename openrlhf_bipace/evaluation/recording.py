@@ -120,7 +120,7 @@ def replay(request: Callable[[str, Any], Any], recording: Recording) -> None:
 
 def replay_steps(request: Callable[[str, Any], Any], recording: Recording) -> Iterator[None]:
     """Replay `recording`, one step at a time. Fault at the first difference."""
-    pairs = [("reset", recording.task, recording.start)]
+    pairs: list[tuple[str, Any, Any]] = [("reset", recording.task, recording.start)]
     pairs += [("step", c, result) for c, result in zip(recording.commands, recording.results, strict=True)]
     for turn, (method, argument, before) in enumerate(pairs):
         after = request(method, argument)

@@ -17,7 +17,7 @@ from openrlhf_bipace.evaluation.log import Result
 
 def as_json(evaluated: dict[str, Sequence[Result]]) -> dict[str, Any]:
     """Figures per policy (a checkpoint, or the name of a baseline), in the order given; of several, peak and last."""
-    policies = {}
+    policies: dict[str, dict[str, Any]] = {}
     for name, results in evaluated.items():
         rows = by_type(results)
         seeds = over_seeds(results)
