@@ -113,6 +113,10 @@ def test_every_question_is_planned():
         ), question
 
 
+def test_every_arm_is_planned():
+    assert {arm for sizes in plan.SIZES.values() for arm in sizes} == set(ARMS)
+
+
 def test_jobs_are_paired():
     """Every arm of a seed has the same warm start and the same prompts; three warm starts in turn."""
     jobs = plan.jobs("work", "lab", [plan.REASONING], ["grpo", "bipace_q"], 4)

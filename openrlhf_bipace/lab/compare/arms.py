@@ -33,7 +33,6 @@ ARMS = {
     "bipace_q_prompt_end": Arm("bipace_q", PROMPT_END),
     "bipace_eb": Arm("bipace_eb"),
     "bipace_hgpo": Arm("bipace_hgpo"),
-    "one_nested": Arm("one_nested"),  # control: bipace_hgpo without clusters
     "grpo_mean": Arm("grpo", {"episode_mode": "mean"}),
     "hgpo": Arm("hgpo"),
     "bipace_diff": Arm("bipace_diff"),
@@ -41,8 +40,6 @@ ARMS = {
     "bipace_q_shrunk": Arm("bipace_q", {"shrink": 1.0}),
     "state_q": Arm("state_q"),
     "ngram_q": Arm("ngram_q", {"epsilon": 0.4}),
-    "bigpo_prompt_end": Arm("bigpo", PROMPT_END),
-    "bipace_q_paper": Arm("bipace_q", {"position": "prompt_end", "epsilon": 0.1}),  # the paper's values for 7B
     "one_v_w1": Arm("one_v", WEAK),
     "gigpo_w1": Arm("gigpo", WEAK),
     "bigpo_w1": Arm("bigpo", WEAK),
