@@ -1,4 +1,4 @@
-"""One data-parallel rank of test_ranks.py: real DeepSpeed, upstream's PPO loop, our plan. Writes the gradients."""
+"""One data-parallel rank: real DeepSpeed, upstream's PPO loop, our plan. Writes the gradients and the new weights."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ args = NAMES(
     ),
     vllm=NAMES(sync_backend="gloo"),
 )
-strategy = DeepspeedStrategy(zero_stage=stage, max_norm=0.0, micro_train_batch_size=1, train_batch_size=1, args=args)
+strategy = DeepspeedStrategy(zero_stage=stage, max_norm=1.0, micro_train_batch_size=1, train_batch_size=1, args=args)
 strategy.setup_distributed()
 config = strategy.get_ds_train_config()
 model = Actor(str(folder / "model"), attn_implementation="eager", param_dtype="bf16", ds_config=config)
-settings = {"optim": "adam", "adam": adam, "muon": {}, "lr_scheduler": "constant", "max_norm": 0.0}
+settings = {"optim": "adam", "adam": adam, "muon": {}, "lr_scheduler": "constant", "max_norm": 1.0}
 actor, optimizer, scheduler = strategy.prepare((model, settings | {"lr_warmup_ratio": 0, "scheduler_steps": 10}))
 trainer = PlannedTrainer(
     strategy, actor, None, optimizer, scheduler, micro_train_batch_size=1, dataloader_pin_memory=False
@@ -77,4 +77,5 @@ strategy.optimizer_step = record
 for batch in torch.load(folder / "batches.pt", weights_only=False)[rank]:
     trainer.replay_buffer.append(batch)
 status = trainer.ppo_train(kl_ctl=0.1)
-torch.save({"gradients": gradients, "status": status}, folder / f"rank{rank}.pt")
+weights = {name: p.detach().clone() for name, p in actor.model.module.named_parameters()}  # empty under ZeRO-3
+torch.save({"gradients": gradients, "status": status, "weights": weights}, folder / f"rank{rank}.pt")

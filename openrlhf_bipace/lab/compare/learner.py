@@ -60,9 +60,13 @@ class Learner:
         self.optimizer.zero_grad()
         loss, credit, entropy = self.loss(trajectories)
         loss.backward()
+        return credit.metrics | {"health/entropy": entropy, "health/grad_norm": self.step()}
+
+    def step(self) -> float:
+        """Clip the gradients and move the weights. Returns the gradients' norm before the clip."""
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
         self.optimizer.step()
-        return credit.metrics | {"health/entropy": entropy, "health/grad_norm": float(norm)}
+        return float(norm)
 
     def loss(self, trajectories: Sequence[Trajectory]) -> tuple[torch.Tensor, Credit, float]:
         """Policy loss with its graph, the credit behind it, and the sampled entropy.
