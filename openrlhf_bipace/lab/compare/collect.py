@@ -22,6 +22,7 @@ DIAGNOSTICS = (
     "bipace/step_share_zero",
     "bipace/groups_without_signal",
     "bipace/r2",
+    "bipace/parse_rate",
     "health/entropy",
     "health/grad_norm",
 )
