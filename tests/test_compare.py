@@ -170,7 +170,7 @@ def test_the_labs_gradient_is_the_written_out_one(rollouts, estimator):
 @pytest.mark.stack
 @pytest.mark.parametrize("estimator", ["gigpo", "bipace_q"])
 def test_lab_and_full_stack_agree(train_ranks, rollouts, warm, tmp_path, estimator):
-    """The same trajectories and weights: the same advantages, and and a DeepSpeed rank makes the same step."""
+    """The same trajectories and weights: the same advantages, and a DeepSpeed rank makes the same step."""
     from openrlhf_bipace.integration import cpu
 
     if cpu.needed():
