@@ -239,7 +239,7 @@ def test_a_small_study_runs_and_goes_on_where_it_was(tmp_path, capsys):
 @pytest.mark.stack
 def test_a_small_study_through_the_full_stack(tmp_path):
     """The same files from bipace-train: a held-out score per evaluation, and the first one is the warm start's."""
-    words = ["compare", "--quick", "--engine", "full", "--settings", plan.REASONING, "--arms", "bipace_q"]
+    words = ["compare", "--quick", "--engine", "full", "--settings", plan.VARIED, "--arms", "bipace_q"]
     command.main([*words, "--seeds", "1", "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out")])
     (curve,) = collect.read(tmp_path / "out" / collect.FILE)
     assert (curve.engine, curve.arm, [i for i, _ in curve.held_out]) == ("full", "bipace_q", [0, 1, 2])

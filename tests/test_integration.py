@@ -371,3 +371,23 @@ def test_hidden_states_travel_as_one_array(dtype):
     assert got.stacked.dtype == dtype and got.seconds == 0.5
     assert [len(v) for v in got.vectors] == turns
     assert torch.equal(torch.cat(got.vectors), sent.stacked)
+
+
+def test_the_port_of_a_group_is_never_one_that_connections_get():
+    """Outside the kernel's range, free, and by our rule in both actors; of two ports the taken one is skipped."""
+    import socket
+
+    from openrlhf_bipace.integration import ports
+    from openrlhf_bipace.integration.policy import PolicyActor, ReferenceActor
+
+    quiet = ports.quiet_ports()
+    with socket.socket() as anyone:
+        anyone.bind(("", 0))
+        assert anyone.getsockname()[1] not in quiet
+    assert {PolicyActor._get_free_port() in quiet, ReferenceActor._get_free_port() in quiet} == {True}
+    taken, free = ports.free_port(), ports.free_port()
+    with socket.socket() as server:
+        server.bind(("", taken))
+        assert {ports.free_port([taken, free]) for _ in range(20)} == {free}
+        with pytest.raises(OSError, match="no free port: tried 1"):
+            ports.free_port([taken])

@@ -160,9 +160,9 @@ def main() -> None:
         raise SystemExit(f"bipace-train: error: {error}") from None
     if cpu.needed():
         cpu.install()
-    from openrlhf_bipace.integration.policy import PolicyActor
+    from openrlhf_bipace.integration.policy import PolicyActor, ReferenceActor
 
-    host.install_policy(PolicyActor)
+    host.install_models(PolicyActor, ReferenceActor)
     argparse.ArgumentParser.parse_args = parse_args
     try:
         runpy.run_module(host.OPENRLHF_CLI, run_name="__main__", alter_sys=False)

@@ -63,16 +63,18 @@ class WithArguments:
         return self._actor_class.remote(*args, **{**kwargs, **self._extra})
 
 
-def install_policy(policy: type) -> None:
-    """Put `policy` in place of upstream's policy actor.
+def install_models(policy: type, reference: type) -> None:
+    """Put `policy` and `reference` in place of upstream's actors.
 
-    Before upstream's command line is imported: it binds the name at the top. Only the driver needs it, here and below:
-    Ray ships the class it was given to the workers.
+    Before upstream's command line is imported: it binds the names at the top. Only the driver needs it, here and
+    below: Ray ships the class it was given to the workers.
     """
+    import openrlhf.trainer.ray.launcher as launcher
     import openrlhf.trainer.ray.ppo_actor as ppo_actor
     import ray
 
     ppo_actor.PolicyModelActor = ray.remote(num_gpus=1)(policy)
+    launcher.ReferenceModelActor = ray.remote(num_gpus=1)(reference)
 
 
 def install_trainers(synchronous: type, asynchronous: type) -> None:

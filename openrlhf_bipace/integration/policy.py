@@ -6,17 +6,22 @@ import time
 from typing import Any
 
 import torch
-from openrlhf.trainer.ray import ppo_actor
+from openrlhf.trainer.ray import launcher, ppo_actor
 
 from openrlhf_bipace import advantages
 from openrlhf_bipace.integration.cluster_worker import HiddenRefs, publish
 from openrlhf_bipace.integration.hidden import Positions, capture
 from openrlhf_bipace.integration.host import undecorated, unwrap
 from openrlhf_bipace.integration.planned import PlannedTrainer
+from openrlhf_bipace.integration.ports import QuietPort
 from openrlhf_bipace.integration.weights import verify_loaded_weights
 
 
-class PolicyActor(undecorated(ppo_actor.PolicyModelActor)):
+class ReferenceActor(QuietPort, undecorated(launcher.ReferenceModelActor)):
+    """OpenRLHF's reference actor."""
+
+
+class PolicyActor(QuietPort, undecorated(ppo_actor.PolicyModelActor)):
     """OpenRLHF's policy actor; `forward` also returns hidden states when it is given positions."""
 
     def init_model_from_pretrained(self, strategy: Any, pretrain: str, *args: Any, **kwargs: Any) -> None:
