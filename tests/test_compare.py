@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from openrlhf_bipace.lab.compare import collect, page, plan, statistics
 from openrlhf_bipace.lab.compare.arms import ARMS
 from openrlhf_bipace.lab.compare.collect import Curve
 from openrlhf_bipace.lab.compare.learner import Learner
-from openrlhf_bipace.lab.compare.runs import Job, prompts
+from openrlhf_bipace.lab.compare.runs import Job, finished, prompts
 from openrlhf_bipace.lab.compare.setting import SETTINGS
 
 
@@ -130,6 +132,31 @@ def test_jobs_are_paired():
     batches = [next(first) for _ in range(61)]
     assert batches[0] == next(again) and batches[0] != next(prompts(setting, 8))
     assert len({task["task_id"] for batch in batches[:60] for task in batch}) == 240  # a pass visits every task once
+
+
+def test_what_is_trained_and_evaluated():
+    """Rooms: every task of both splits. TextCraft: 32 tasks of both depths for both."""
+    rooms, craft = SETTINGS[plan.REASONING], SETTINGS[plan.CRAFT]
+    assert rooms.trained() == rooms.split("train") and rooms.evaluated() == rooms.split("held_out")
+    assert len(craft.trained()) == 32 and craft.evaluated() == craft.trained()
+    every = [task["task_id"] for task in craft.split("train")]
+    assert [every.index(task["task_id"]) for task in craft.trained()] == list(range(0, 320, 10))
+    assert len(replace(rooms, eval_tasks=4).evaluated()) == 4
+
+
+def test_a_run_from_before_an_option_has_its_default(tmp_path):
+    """A finished run that does not record `train_tasks` had 0 of it, which TextCraft does not allow."""
+    for name, right in ((plan.ACTION, True), (plan.CRAFT, False)):
+        stored = asdict(SETTINGS[name])
+        del stored["train_tasks"]
+        job = Job(str(tmp_path), name, "lab", "grpo", 0)
+        job.folder.mkdir(parents=True)
+        job.curve.write_text(json.dumps({"setting": stored}))
+        if right:
+            assert finished(job)
+        else:
+            with pytest.raises(ValueError, match="was made with train_tasks 0, allowed: 32"):
+                finished(job)
 
 
 @pytest.fixture(scope="module")

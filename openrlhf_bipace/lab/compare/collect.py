@@ -30,7 +30,7 @@ DIAGNOSTICS = (
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One run: held-out success after so many iterations."""
+    """One run: success in evaluation after so many iterations."""
 
     engine: str
     setting: str

@@ -48,7 +48,7 @@ def _curves(figure: Figure, panels: Sequence[Sequence[Curve]]) -> None:
             ax.fill_between(x, [b.low for b in bands], [b.high for b in bands], color=colour, alpha=0.12, linewidth=0)
         ax.set(title=_title(own), xlabel="iteration", ylim=(0, 1))
         ax.legend(loc="upper left", ncols=2)
-    figure.supylabel("held-out success, mean over seeds, 95 % interval", fontsize=9)
+    figure.supylabel("success in evaluation, mean over seeds, 95 % interval", fontsize=9)
 
 
 def _differences(figure: Figure, panels: Sequence[Sequence[Curve]]) -> None:
@@ -66,7 +66,7 @@ def _differences(figure: Figure, panels: Sequence[Sequence[Curve]]) -> None:
         labels = [f"{q.a} - {q.b} ({seeds})" for q, seeds, *_ in reversed(part)]
         ax.set(title=_title(own), yticks=range(len(part)), yticklabels=labels, ylim=(-0.6, len(part) - 0.4))
         ax.grid(axis="y", visible=False)
-    axes[-1].set_xlabel("paired difference in area under the held-out curve, 95 % interval (coloured: p < 0.05, Holm)")
+    axes[-1].set_xlabel("paired difference in area under the learning curve, 95 % interval (coloured: p < 0.05, Holm)")
 
 
 def _title(own: Sequence[Curve]) -> str:

@@ -26,7 +26,7 @@ def train(job: Job) -> None:
     setting = job.conditions
     tasks = [task for batch in islice(prompts(setting, job.seed), setting.iterations) for task in batch]
     write_tasks(job.folder / "train.jsonl", tasks)
-    write_tasks(job.folder / "held_out.jsonl", setting.split("held_out")[: setting.eval_tasks])
+    write_tasks(job.folder / "held_out.jsonl", setting.evaluated())
     log = job.folder / LOG
     with log.open("w") as file:
         command = [sys.executable, "-m", "openrlhf_bipace.cli.train_ppo_ray", *flags(job)]

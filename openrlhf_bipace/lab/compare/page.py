@@ -34,8 +34,9 @@ def markdown(curves: Sequence[Curve]) -> str:
     parts = [
         "# Comparison tables",
         "What was asked, how it was run and what to make of it: [docs/compare.md](../compare.md). Written by "
-        "`bipace-study compare --draw` from [compare.csv](compare.csv). Scores are held-out success sampled at "
-        "temperature 1; brackets hold 95 % intervals over seeds, stratified by warm start. A dash: too few seeds.",
+        "`bipace-study compare --draw` from [compare.csv](compare.csv). Scores are success sampled at "
+        "temperature 1 on held-out tasks (`textcraft`: new draws on the tasks trained on); brackets "
+        "hold 95 % intervals over seeds, stratified by warm start. A dash: too few seeds.",
         _sources(curves),
     ]
     for engine, setting in pairs:

@@ -41,7 +41,7 @@ REST = ("grpo_mean", "hgpo", "bipace_diff", "pace_q", "bipace_q_shrunk", "state_
 W1 = tuple(arm for arm in ARMS if arm.endswith("_w1"))
 # (engine, setting) -> seeds of each arm
 SIZES: dict[tuple[str, str], dict[str, int]] = {
-    ("lab", VARIED): MAIN | dict.fromkeys((*OURS, *REST), FEW),
+    ("lab", VARIED): MAIN | dict.fromkeys(OURS, SEEDS) | dict.fromkeys(REST, FEW),
     ("lab", REASONING): MAIN | dict.fromkeys(OURS, SEEDS) | dict.fromkeys(W1, SOME),
     ("lab", ACTION): dict.fromkeys(("grpo", *STEP), SEEDS),
     ("full", VARIED): dict.fromkeys(("grpo", *STEP), 5),

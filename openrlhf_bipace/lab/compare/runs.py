@@ -18,7 +18,7 @@ from openrlhf_bipace.records import Trajectory
 WARM_STARTS = 3  # seeds 0, 1, 2, ... take them in turn
 CLONES = {"rooms_varied": (0, 2, 3)}  # seeds of the warm starts where they are not 0, 1, 2: clone 1 solved 9 %
 # what a warm start depends on
-CLONED = ["env", "options", "thoughts", "context", "max_turns", "errors", "episodes", "clone_steps", "batch_size"]
+CLONED = "env options train_tasks thoughts context max_turns errors episodes clone_steps batch_size".split()
 TUNING_SEED = 100  # from here on: seeds that choose options and enter no table
 
 
@@ -62,7 +62,7 @@ class Job:
 
 def prompts(setting: Setting, seed: int) -> Iterator[list[dict[str, Any]]]:
     """Training tasks of iteration after iteration: shuffled passes over the split, the same for every arm."""
-    rng, tasks = random.Random(f"compare prompts {seed}"), setting.split("train")
+    rng, tasks = random.Random(f"compare prompts {seed}"), setting.trained()
     waiting: list[dict[str, Any]] = []
     while True:
         while len(waiting) < setting.tasks:
@@ -82,7 +82,7 @@ def prepare(job: Job) -> None:
     start = warmstart.clone(
         setting.env,
         agent=setting.agent,
-        tasks=setting.split("train"),
+        tasks=setting.trained(),
         demonstrator=partial(settings.SETTINGS[setting.env].demonstrator, **setting.errors),
         thoughts=setting.thoughts,
         episodes=setting.episodes,
@@ -107,6 +107,7 @@ def finished(job: Job) -> bool:
 def refuse_others(file: Path, setting: Setting, names: Sequence[str]) -> None:
     """ValueError where `file` records another value than `setting` for one of the fields `names`."""
     stored, wanted = json.loads(file.read_text())["setting"], json.loads(json.dumps(asdict(setting)))
+    stored = {f.name: f.default for f in fields(Setting)} | stored  # what it lacks was not yet a choice
     for name in names:
         if stored[name] != wanted[name]:
             raise ValueError(
@@ -125,7 +126,7 @@ def train(job: Job) -> None:
     model = AutoModelForCausalLM.from_pretrained(job.model)
     tokenizer = AutoTokenizer.from_pretrained(job.model)
     learner = Learner(model, arm.estimator, arm.config(setting), setting.lr)
-    held_out = setting.split("held_out")[: setting.eval_tasks]
+    held_out = setting.evaluated()
     stream, lines, trained = prompts(setting, job.seed), [], []
     for iteration in range(setting.iterations + 1):
         if iteration % setting.eval_every == 0:

@@ -25,8 +25,10 @@ class Setting:
     tasks: int = 4  # prompts per iteration
     samples: int = 8  # rollouts per prompt
     eval_every: int = 5  # iterations
-    eval_samples: int = 1  # rollouts per held-out task
+    eval_samples: int = 1  # rollouts per evaluated task
     eval_tasks: int = 64
+    eval_split: str = "held_out"  # or "train": new draws on the tasks that are trained on
+    train_tasks: int = 0  # that training draws from, spread over their split; 0: all
     context: str = "window"
     episodes: int = 1500  # demonstrations
     clone_steps: int = 900
@@ -47,6 +49,21 @@ class Setting:
     def split(self, name: str) -> list[dict[str, Any]]:
         """The tasks of a split, in the setting's variant."""
         return envs.env_class(self.env).tasks(name, **self.options)
+
+    def trained(self) -> list[dict[str, Any]]:
+        """The tasks that training draws from."""
+        tasks = self.split("train")
+        return _spread(tasks, self.train_tasks) if self.train_tasks else tasks
+
+    def evaluated(self) -> list[dict[str, Any]]:
+        """The tasks that the learning curve is measured on."""
+        tasks = self.trained() if self.eval_split == "train" else self.split(self.eval_split)
+        return _spread(tasks, self.eval_tasks)
+
+
+def _spread(tasks: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """At most `count` of the tasks, spread evenly."""
+    return tasks[:: max(1, len(tasks) // count)][:count]
 
 
 REASONING = Setting(
@@ -74,13 +91,16 @@ SETTINGS = {
         thoughts=0,
         max_turns=8,
         max_turn_tokens=32,
-        errors={"p_skip": 0.05},
-        iterations=15,
+        errors={"p_skip": 0.45},
+        iterations=25,
         lr=1e-3,
         bipace=REASONING.bipace,
         context="full",
-        clone_steps=1400,
+        clone_steps=800,
         batch_size=8,
+        eval_split="train",
+        eval_samples=2,
+        train_tasks=32,
     ),
 }
 
