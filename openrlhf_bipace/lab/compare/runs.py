@@ -18,7 +18,10 @@ from openrlhf_bipace.records import Trajectory
 WARM_STARTS = 3  # seeds 0, 1, 2, ... take them in turn
 CLONES = {"rooms_varied": (0, 2, 3)}  # seeds of the warm starts where they are not 0, 1, 2: clone 1 solved 9 %
 # what a warm start depends on
-CLONED = "env options train_tasks thoughts context max_turns errors episodes clone_steps batch_size".split()
+CLONED = [
+    "env", "options", "train_tasks", "thoughts", "context", "max_turns", "errors", "episodes", "clone_steps",
+    "batch_size",
+]  # fmt: skip
 TUNING_SEED = 100  # from here on: seeds that choose options and enter no table
 
 
