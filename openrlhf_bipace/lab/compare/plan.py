@@ -23,6 +23,7 @@ class Question:
 
 
 REASONING, VARIED, ACTION, CRAFT = "rooms_reasoning", "rooms_varied", "rooms_action", "textcraft"
+CONFIRM = "rooms_confirm"
 ROOMS = (VARIED, REASONING, ACTION)
 THINKING = (VARIED, REASONING)  # settings with reasoning tokens
 STEP = ("one_v", "gigpo", "bigpo", "bipace_q")
@@ -34,6 +35,7 @@ QUESTIONS = [
     *(Question("Does `action_start` beat `prompt_end`?", s, "bipace_q", "bipace_q_prompt_end") for s in THINKING),
     *(Question("Does ours beat the paper's?", s, a, "bipace_q") for s in THINKING for a in OURS),
     *(Question("Does ours beat GRPO?", s, a, "grpo") for s in THINKING for a in OURS),
+    *(Question("Ours, once more?", CONFIRM, "bipace_eb", b) for b in ("grpo", "bipace_q")),
     *(Question("Does a step term beat GRPO?", CRAFT, a, "grpo") for a in ("gigpo", "bipace_q")),
 ]
 MAIN = dict.fromkeys(("grpo", *STEP, "bipace_q_prompt_end"), SEEDS)
@@ -42,6 +44,7 @@ W1 = tuple(arm for arm in ARMS if arm.endswith("_w1"))
 # (engine, setting) -> seeds of each arm
 SIZES: dict[tuple[str, str], dict[str, int]] = {
     ("lab", VARIED): MAIN | dict.fromkeys(OURS, SEEDS) | dict.fromkeys(REST, FEW),
+    ("lab", CONFIRM): dict.fromkeys(("grpo", "bipace_q", "bipace_eb"), SEEDS),
     ("lab", REASONING): MAIN | dict.fromkeys(OURS, SEEDS) | dict.fromkeys(W1, SOME),
     ("lab", ACTION): dict.fromkeys(("grpo", *STEP), SEEDS),
     ("full", VARIED): dict.fromkeys(("grpo", *STEP), 5),

@@ -77,13 +77,15 @@ REASONING = Setting(
     lr=1e-3,
     bipace={"layer": -2, "position": "action_start", "epsilon": 0.02, "w": 10.0},  # w: success pays 1, the paper's 10
 )
+# the same from a player who also draws every tenth command at random: a clone that tries things
+VARIED = replace(
+    REASONING, errors={"p_flawed": 0.75, "p_random": 0.1}, eval_samples=2, episodes=3000, clone_steps=2000
+)
 SETTINGS = {
     # free reasoning tokens before the action: one action key covers many token sequences
     "rooms_reasoning": REASONING,
-    # the same from a player who also draws every tenth command at random: a clone that tries things
-    "rooms_varied": replace(
-        REASONING, errors={"p_flawed": 0.75, "p_random": 0.1}, eval_samples=2, episodes=3000, clone_steps=2000
-    ),
+    "rooms_varied": VARIED,
+    "rooms_confirm": VARIED,  # from other warm starts
     "rooms_action": replace(REASONING, thoughts=0, max_turn_tokens=8),
     "textcraft": Setting(
         env="textcraft",
