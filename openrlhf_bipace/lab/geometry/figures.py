@@ -138,4 +138,5 @@ def _finish(figure: Figure, panels: Sequence[tuple[list[Row], str, Axes]], label
         if axes.get_subplotspec().is_first_col():
             axes.set_ylabel(label)
         found |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=min(len(found), 3))
+    columns = 2 if max(map(len, found)) > 30 else 3
+    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns)
