@@ -28,7 +28,7 @@ class Setting:
     eval_samples: int = 1  # rollouts per evaluated task
     eval_tasks: int = 64
     eval_split: str = "held_out"  # or "train": new draws on the tasks that are trained on
-    train_tasks: int = 0  # that training draws from, spread over their split; 0: all
+    train_tasks: int = 0  # that training draws from, taken from all over the split; 0: all
     context: str = "window"
     episodes: int = 1500  # demonstrations
     clone_steps: int = 900
@@ -62,7 +62,7 @@ class Setting:
 
 
 def _spread(tasks: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """At most `count` of the tasks, spread evenly."""
+    """Every k-th of the tasks with the largest k that leaves `count`, and no more than `count`."""
     return tasks[:: max(1, len(tasks) // count)][:count]
 
 
