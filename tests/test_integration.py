@@ -373,6 +373,16 @@ def test_hidden_states_travel_as_one_array(dtype):
     assert torch.equal(torch.cat(got.vectors), sent.stacked)
 
 
+def test_where_connections_get_every_port_any_will_do(tmp_path, monkeypatch):
+    from openrlhf_bipace.integration import ports
+
+    monkeypatch.setattr(ports, "KERNEL_RANGE", tmp_path / "range")
+    ports.KERNEL_RANGE.write_text("1024\t65535\n")
+    assert len(ports.quiet_ports()) == 65536 - 20000 and ports.free_port() >= 20000
+    ports.KERNEL_RANGE.write_text("20010\t65530\n")
+    assert ports.quiet_ports() == [*range(20000, 20010), *range(65531, 65536)]
+
+
 def test_the_port_of_a_group_is_never_one_that_connections_get():
     """Outside the kernel's range, free, and by our rule in both actors; of two ports the taken one is skipped."""
     import socket

@@ -12,9 +12,13 @@ LOWEST = 20000  # Ray's workers listen below
 
 
 def quiet_ports() -> list[int]:
-    """Ports from 20000 up that the kernel does not give to connections and to sockets that ask for any port."""
+    """Ports from 20000 up that the kernel does not give to connections and to sockets that ask for any port.
+
+    Where it may give all of them, all of them: no better than upstream's choice, but no worse.
+    """
     first, last = (int(word) for word in KERNEL_RANGE.read_text().split()) if KERNEL_RANGE.exists() else (32768, 60999)
-    return [port for port in range(LOWEST, 65536) if not first <= port <= last]
+    ports = range(LOWEST, 65536)
+    return [port for port in ports if not first <= port <= last] or list(ports)
 
 
 def free_port(candidates: Iterable[int] | None = None) -> int:
@@ -28,7 +32,7 @@ def free_port(candidates: Iterable[int] | None = None) -> int:
             except OSError:
                 continue
             return port
-    raise OSError(f"no free port: tried {len(ports)} from {LOWEST} up, outside the range of {KERNEL_RANGE}")
+    raise OSError(f"no free port: tried {len(ports)}")
 
 
 class QuietPort:
