@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import socket
-from collections.abc import Iterable
 from pathlib import Path
 
 KERNEL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -21,9 +20,9 @@ def quiet_ports() -> list[int]:
     return [port for port in ports if not first <= port <= last] or list(ports)
 
 
-def free_port(candidates: Iterable[int] | None = None) -> int:
-    """A port, drawn from `candidates` (None: `quiet_ports`), that nobody listens on. OSError if there is none."""
-    ports = list(quiet_ports() if candidates is None else candidates)
+def free_port() -> int:
+    """A port, drawn from `quiet_ports`, that nobody listens on. OSError if there is none."""
+    ports = quiet_ports()
     random.SystemRandom().shuffle(ports)  # not the seeded generator: runs with one seed would meet at one port
     for port in ports:
         with socket.socket() as probe:

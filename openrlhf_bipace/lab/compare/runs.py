@@ -130,12 +130,12 @@ def train(job: Job) -> None:
     model = AutoModelForCausalLM.from_pretrained(job.model)
     tokenizer = AutoTokenizer.from_pretrained(job.model)
     learner = Learner(model, arm.estimator, arm.config(setting), setting.lr)
-    held_out = setting.evaluated()
+    evaluated = setting.evaluated()
     stream, lines, trained = prompts(setting, job.seed), [], []
     for iteration in range(setting.iterations + 1):
         if iteration % setting.eval_every == 0:
             # the same draws in every arm and iteration: differences are the policies'
-            played = evaluate(model, tokenizer, setting.agent, held_out, samples=setting.eval_samples, seed=job.seed)
+            played = evaluate(model, tokenizer, setting.agent, evaluated, samples=setting.eval_samples, seed=job.seed)
             lines.append({"iteration": iteration, "held_out": success(played), **mean_of(trained)})
             trained = []
         if iteration < setting.iterations:
